@@ -69,3 +69,21 @@ quietly() {
     if [[ $status != 0 ]]; then printf '%s\n' "$printed" >&2; fi
     return "$status"
 }
+
+# install_packages PACKAGE...: with apt-get, as root.
+install_packages() {
+    DEBIAN_FRONTEND=noninteractive quietly apt-get --quiet=2 update &&
+        DEBIAN_FRONTEND=noninteractive quietly apt-get --quiet=2 install --yes --no-install-recommends "$@"
+}
+
+# install_debian RELEASE DIRECTORY PACKAGE,...: puts a small Debian into the directory, as root. From the mirror that apt
+# uses, if that is one of Debian's. With the script of sid, as an older debootstrap has none for a newer release.
+install_debian() {
+    local mirror
+    command -v debootstrap >/dev/null || install_packages debootstrap || return
+    # shellcheck disable=SC2016 # the name is apt's
+    mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | sed -n '/\/debian\/\?$/{p;q}')
+    rm -rf "$2"
+    quietly debootstrap --variant=minbase --include="$3" "$1" "$2" "${mirror:-http://deb.debian.org/debian}" \
+        /usr/share/debootstrap/scripts/sid
+}

@@ -1,11 +1,12 @@
 """`jaxrun`, also as `python -m jaxrun`: begins and ends the launcher's own process."""
 
-from __future__ import annotations
-
-try:
+try:  # before anything is imported from a file, as Python drops a KeyboardInterrupt in a callback of its importer
+    import _signal as signal  # type: ignore[import-not-found]
     import os
-    import signal
     import sys
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as after a shell's `&`
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # until the commands handle it
 except KeyboardInterrupt:
     raise SystemExit(130) from None
 
@@ -13,14 +14,11 @@ TYPE_CHECKING = False  # typing itself, and contextlib, are imported when Ctrl-C
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_EXIT_INTERRUPTED = 130
 _NEEDED_FILES = ("/dev/null", "/proc/self/stat")  # which some containers lack
 
 
-def entry() -> NoReturn:
+def entry() -> "NoReturn":
     """The installed command."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as after a shell's `&`
-        signal.signal(signal.SIGINT, lambda *_: os._exit(_EXIT_INTERRUPTED))  # until the commands handle it
     for path in _NEEDED_FILES:
         if not os.path.exists(path):
             _refuse(f"{path} is not there, without which no process can be started and watched; mount /dev and /proc")
@@ -35,26 +33,31 @@ def entry() -> NoReturn:
         _refuse(text)
 
 
-def _refuse(text: str) -> NoReturn:
+def _refuse(text: str) -> "NoReturn":
     from jaxrun.errors import EXIT_UNAVAILABLE
 
     print(f"jaxrun: {text}", file=sys.stderr, flush=True)
     os._exit(EXIT_UNAVAILABLE)
 
 
-def _start() -> NoReturn:
+def _start() -> "NoReturn":
     """Start the fork server before the command line is read and click is imported."""
     import contextlib
 
+    from jaxrun.node import early_signals
     from jaxrun.node.forkserver import early
     from jaxrun.node.forkserver.client import open_standard_descriptors
     from jaxrun.protocol.names import CONTROL_FD
 
+    early_signals.clear_mask()
     open_standard_descriptors()
     _replace_closed_streams()
     with contextlib.suppress(KeyError, ValueError, OSError):  # not for our children; a wrong value is reported later
         os.set_inheritable(int(os.environ[CONTROL_FD]), False)
     early_server = early.start(sys.argv[1:], os.environ)
+    from jaxrun.msgspec_import import import_msgspec
+
+    import_msgspec()
     from jaxrun.cli.main import run_and_exit
 
     run_and_exit(sys.argv[1:], early_server)

@@ -2,6 +2,7 @@
 
     JaxrunError               an expected failure: one clear message, no traceback
     ├── UsageError       2    the request cannot be carried out as it was typed
+    │   └── ModuleMissingError   -m names a module that is not installed
     ├── NotUniformError  65   the processes are not the job that was asked for
     ├── UnavailableError 69   something that the job needs is missing or could not start
     └── ProtocolError    70   a peer broke the contract; a bug of ours, or someone else's program on our socket
@@ -26,13 +27,35 @@ EXIT_SIGNAL_BASE = 128
 
 
 class JaxrunError(Exception):
-    """An expected failure; `exit_code` is what the command ends with."""
+    """An expected failure; `exit_code` is what the command ends with.
+
+    >>> try:
+    ...     jaxrun.run("nosuch.py")
+    ... except jaxrun.JaxrunError as error:
+    ...     print(error.exit_code)
+    2
+    """
 
     exit_code = 1
 
 
 class UsageError(JaxrunError):
+    """The request cannot be carried out as it was typed.
+
+    >>> jaxrun.run("hello.py", max_restart=2)
+    Traceback (most recent call last):
+    jaxrun.errors.UsageError: there is no option --max-restart; did you mean --max-restarts?
+    """
+
     exit_code = EXIT_USAGE
+
+
+class ModuleMissingError(UsageError):
+    """-m names a module that was not found, or one of a package that was not found; `module` is its whole name."""
+
+    def __init__(self, text: str, module: str) -> None:
+        super().__init__(text)
+        self.module = module
 
 
 class NotUniformError(JaxrunError):

@@ -7,9 +7,10 @@ alone, so there the package in which its outermost frame stands counts as the pr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
+
+from jaxrun.lazy_pattern import lazy_pattern
 
 EXIT_HANDLER = "<exit handler>"  # the file of the frame that a handler of atexit gets which is no Python code
 
@@ -18,12 +19,12 @@ _PYTHON = r"/lib(?:64)?/python3\.\d+t?/"
 _ZIPPED = r"\.(?:zip|egg|whl)/"
 # Files that only exist in memory: importlib's, and the wrappers that decorators of libraries generate.
 _MADE = r"^<(?:frozen |@beartype\(|decorator-gen-|makefun-gen-|attrs generated )"
-_JAX = re.compile(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interpreters)/|/jaxlib/")
-_OURS = re.compile(r"/jaxrun_runtime/(?!programs/)|/jaxrun/protocol/|^<frozen ")
-_AROUND_PROGRAMS = re.compile(rf"{_PYTHON}(?:runpy|threading)\.py$")
-_LIBRARY = re.compile(rf"{_PACKAGES}|{_PYTHON}|{_ZIPPED}|{_MADE}")
-_INSTALLED = re.compile(rf"{_PACKAGES}|{_ZIPPED}")
-_PACKAGE_OF_FILE = re.compile(rf".*{_PACKAGES}[^/]+/?|.*?{_ZIPPED}")
+_JAX = lazy_pattern(rf"{_PACKAGES}(?:jax|jaxlib)/|/jax/(?:_src|experimental|interpreters)/|/jaxlib/")
+_OURS = lazy_pattern(r"/jaxrun_runtime/(?!programs/)|/jaxrun/protocol/|^<frozen ")
+_AROUND_PROGRAMS = lazy_pattern(rf"{_PYTHON}(?:runpy|threading)\.py$")
+_LIBRARY = lazy_pattern(rf"{_PACKAGES}|{_PYTHON}|{_ZIPPED}|{_MADE}")
+_INSTALLED = lazy_pattern(rf"{_PACKAGES}|{_ZIPPED}")
+_PACKAGE_OF_FILE = lazy_pattern(rf".*{_PACKAGES}[^/]+/?|.*?{_ZIPPED}")
 _SHIPPED_PROGRAMS = "/jaxrun_runtime/programs/"
 _MAX_FILES = 10_000  # a program that makes code as it runs must not fill the memory
 

@@ -8,7 +8,8 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 PROSE_WIDTH = 100  # at which jaxrun wraps what it writes, in files too
 _MIN_WIDTH = 40
@@ -20,8 +21,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PAINTED_LINE = re.compile(rf"({re.escape(_RED)}|{re.escape(_DIM)})(.*){re.escape(_RESET)}")  # as TerminalFormat paints
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalFormat:
+class TerminalFormat(Struct, frozen=True):
     """`width` is None for what is no terminal."""
 
     width: int | None = None
@@ -69,6 +69,11 @@ def without_controls(text: str) -> str:
     Colours are left out, except those of a whole line, which jaxrun gives.
     """
     return "\n".join(map(_clean_line, text.split("\n")))
+
+
+def without_colours(text: str) -> str:
+    """Remove the sequences that give text its colours."""
+    return _COLOUR.sub("", text)
 
 
 def in_one_line(text: str) -> str:

@@ -14,6 +14,7 @@ Ranks = tuple[range, ...]
 V = TypeVar("V", bound=Hashable)
 _PLURALS = {
     **{"is": "are", "has": "have", "was": "were", "waits": "wait", "sleeps": "sleep", "goes": "go"},
+    "stays": "stay",
     **{"it": "they", "its": "their", "does": "do", "grows": "grow"},
 }
 _MAX_SECONDS = 1e9

@@ -15,7 +15,8 @@
 | is_main    | rank == 0                                                      | True           |
 
 shard and batches give each process its rows of the data. should_stop, saved, attempt, snapshot and restore are for
-jobs that survive preemption, restarts and lost hosts (docs/surviving.md). --lockstep strict raises DivergenceError.
+jobs that survive preemption, restarts and lost hosts (docs/surviving.md). step and progress tell jaxrun how far the
+program has come (docs/goodput.md). --lockstep strict raises DivergenceError.
 snapshot and restore raise SnapshotError for wrong arguments.
 
 This package imports neither jax nor numpy; `shard` and `batches` import numpy when they are first used.
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from jaxrun_runtime.state_snapshots.snapshots import restore as restore
     from jaxrun_runtime.state_snapshots.snapshots import snapshot as snapshot
     from jaxrun_runtime.stopping import should_stop as should_stop
+    from jaxrun_runtime.told_steps import progress as progress
+    from jaxrun_runtime.told_steps import step as step
 
     rank: int
     size: int
@@ -55,6 +58,8 @@ _HOMES = {
     "should_stop": "stopping",
     "saved": "checkpoints",
     "attempt": "checkpoints",
+    "step": "told_steps",
+    "progress": "told_steps",
     "snapshot": "state_snapshots.snapshots",
     "restore": "state_snapshots.snapshots",
     "DivergenceError": "exceptions",

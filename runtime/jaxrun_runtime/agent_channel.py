@@ -13,6 +13,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.debugpy_messages import DebugpyInput, DebugpyStop
 from jaxrun.protocol.stop_messages import StopAt, StopRequested
+from jaxrun.protocol.survivor_messages import LiveRanks, RanksLost
 from jaxrun.protocol.worker_messages import (
     CallMismatch,
     Proceed,
@@ -29,7 +30,15 @@ _RECEIVE_BYTES = 65536
 _ANSWERS = (Proceed, CallMismatch)  # to a Call
 _STOP_MESSAGES = (StopRequested, StopAt)
 _OF_DEBUGPY = (DebugpyInput, DebugpyStop)
-_NOT_FOR_RECEIVE = (*_ANSWERS, *_STOP_MESSAGES, *_OF_DEBUGPY, ProfileCalls, RankSecret)  # other methods return these
+_ABOUT_SURVIVORS = (LiveRanks, RanksLost)
+_NOT_FOR_RECEIVE = (
+    *_ANSWERS,
+    *_STOP_MESSAGES,
+    *_OF_DEBUGPY,
+    *_ABOUT_SURVIVORS,
+    ProfileCalls,
+    RankSecret,
+)  # other methods return these
 
 
 class AgentDisconnected(Exception):
@@ -108,6 +117,18 @@ class AgentChannel:
         """Block until a request to stop the program, or the poll at which to stop. Raises AgentDisconnected."""
         message = self._wait_for(lambda message: isinstance(message, _STOP_MESSAGES))
         assert isinstance(message, _STOP_MESSAGES)
+        return message
+
+    def receive_live_ranks(self) -> LiveRanks:
+        """Block until the answer to LiveRanksAsked. Raises AgentDisconnected."""
+        message = self._wait_for(lambda message: isinstance(message, LiveRanks))
+        assert isinstance(message, LiveRanks)
+        return message
+
+    def receive_losses(self) -> RanksLost:
+        """Block until the next ranks have died. Raises AgentDisconnected."""
+        message = self._wait_for(lambda message: isinstance(message, RanksLost))
+        assert isinstance(message, RanksLost)
         return message
 
     def receive_debugpy(self, session: int) -> DebugpyInput | DebugpyStop:

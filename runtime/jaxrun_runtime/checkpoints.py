@@ -12,23 +12,24 @@ import operator
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from msgspec import Struct
+
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.flight_file import SAVE
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.stop_messages import CheckpointSaved
-from jaxrun_runtime import this_rank
+from jaxrun_runtime import background_saves, joint_calls, this_rank
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
 _report: Callable[[int], None] | None = None  # None outside of a worker
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptInfo:
+class AttemptInfo(Struct, frozen=True):
     """One attempt to run the job.
 
     number:  from 1
@@ -74,9 +75,31 @@ def connect(env: WorkerEnv, channel: AgentChannel) -> None:
         with contextlib.suppress(AgentDisconnected):
             channel.send(CheckpointSaved(env.rank, step))
 
+    def watch(module: ModuleType) -> None:
+        background_saves.report_failures(env, channel)
+        _note_saves(module)
+        if env.rank == 0:
+            _watch_orbax(module)
+
     _report = report
-    if env.rank == 0:
-        call_after_import("orbax.checkpoint.checkpoint_manager", _watch_orbax)
+    call_after_import("orbax.checkpoint.checkpoint_manager", watch)
+
+
+def _note_saves(module: ModuleType) -> None:
+    """Note which step a CheckpointManager saves, on every rank."""
+    manager_class: Any = getattr(module, "CheckpointManager", None)
+    save = getattr(manager_class, "save", None)
+    if save is None:
+        return
+
+    @functools.wraps(save)
+    def noted_save(manager: Any, step: int, *args: Any, **kwargs: Any) -> Any:
+        has_saved = save(manager, step, *args, **kwargs)
+        if has_saved:
+            background_saves.note_save(int(step))
+        return has_saved
+
+    manager_class.save = noted_save
 
 
 def _watch_orbax(module: ModuleType) -> None:
@@ -98,8 +121,11 @@ def _watch_orbax(module: ModuleType) -> None:
     @functools.wraps(wait_until_finished)
     def watched_wait(manager: Any, *args: Any, **kwargs: Any) -> Any:
         steps = unfinished.get(manager, [])  # the step of a save that begins meanwhile is in another list
+        is_main = threading.current_thread() is threading.main_thread()
+        noted = joint_calls.state_stage(SAVE, "by orbax") if is_main else contextlib.nullcontext()
         try:
-            result = wait_until_finished(manager, *args, **kwargs)
+            with noted:
+                result = wait_until_finished(manager, *args, **kwargs)
         except Exception:
             steps.clear()
             raise

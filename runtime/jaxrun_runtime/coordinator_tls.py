@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.settings import TLS_AUTO, TLS_ON
 from jaxrun.protocol.worker_messages import Certificate
 from jaxrun_runtime import jax_private
 
 
-@dataclass(frozen=True, slots=True)
-class RankKey:
+class RankKey(HidesFields, frozen=True):
     """The key of this rank; both fields are empty if it has no key.
 
     private:  PEM
     public:   a compressed point of P-256, in hex
     """
 
-    private: bytes = field(default=b"", repr=False)
+    hidden = frozenset({"private"})
+
+    private: bytes = b""
     public: str = ""
 
 

@@ -145,6 +145,8 @@ def say_instead(name: str, value: str, before: str, platform: str, local_devices
         return ""
     if name == _XLA_FLAGS:
         return _xla_flags_instead(value, before, platform, local_devices)
+    if name == "JAX_ENABLE_RECOVERABILITY":
+        return "--keep-survivors" if value.lower() in ("1", "true") else ""
     if name == "JAX_NUM_CPU_DEVICES":
         return f"-d {value}" if platform == "cpu" and value != str(local_devices) else ""
     if name in _PLATFORM_NAMES:

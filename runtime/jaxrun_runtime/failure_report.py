@@ -12,9 +12,10 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from jaxrun.protocol.error_chain import ErrorChain
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed, WorkerStage
 from jaxrun.stack_frames import is_ours
-from jaxrun_runtime import run_program
+from jaxrun_runtime import callback_errors, error_chains, run_program
 from jaxrun_runtime.agent_channel import AgentChannel
 from jaxrun_runtime.unsupported import UsedTooEarlyError
 
@@ -24,7 +25,16 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 # Files with functions that replace a library's function and call it.
 _WRAPPER_FILES = {
     os.path.join(_HERE, f"{name}.py")
-    for name in ("checkpoints", "import_watch", "jax_private", "make_mesh", "profiles", "unsupported")
+    for name in (
+        "checkpoints",
+        "coordination_waits",
+        "future_errors",
+        "import_watch",
+        "jax_private",
+        "make_mesh",
+        "profiles",
+        "unsupported",
+    )
 }
 _CLOUDPICKLE_FILE = os.sep + os.path.join("cloudpickle", "cloudpickle.py")
 # The most characters that are sent, and the most notes of an exception.
@@ -38,6 +48,7 @@ _MAX_NOTES = 20
 def describe_failure(error: BaseException, rank: int, stage: WorkerStage = WorkerStage.PROGRAM) -> Failed:
     """Return the report of `error`."""
     is_programs = stage == WorkerStage.PROGRAM or isinstance(error, UsedTooEarlyError)
+    chain = _chain(error)
     return Failed(
         rank=rank,
         time=time.time(),
@@ -47,6 +58,7 @@ def describe_failure(error: BaseException, rank: int, stage: WorkerStage = Worke
         message=clip_text(_text(error), _MAX_MESSAGE_LENGTH),
         traceback=format_traceback(error, in_program=is_programs),
         notes=tuple(_notes(error)),
+        chain=chain if len(chain) > 1 else (),
     )
 
 
@@ -59,7 +71,7 @@ def format_traceback(error: BaseException, *, in_program: bool = True) -> str:
         return ""
     try:
         trim_traceback(error, in_program=in_program)
-        text = "".join(traceback.format_exception(error))
+        text = callback_errors.separate("".join(traceback.format_exception(error)), _text(error))
     except BaseException as secondary:  # the error's class may run any code for its attributes, even sys.exit
         text = f"{type(error).__name__} (its traceback cannot be shown: {type(secondary).__name__})\n"
     return clip_text(text, _MAX_TRACEBACK_LENGTH)
@@ -102,6 +114,7 @@ def report_thread_failures(channel: AgentChannel, rank: int) -> None:
                         thread=clip_text(name, _MAX_THREAD_NAME_LENGTH),
                         error=type(args.exc_value).__name__,
                         traceback=format_traceback(args.exc_value),
+                        chain=_chain(args.exc_value),
                     )
                 )
         before(args)
@@ -152,6 +165,13 @@ def _unlink_wrappers(frames: TracebackType | None) -> None:
 
 def _is_internal(filename: str) -> bool:
     return is_ours(filename) or filename == runpy.__file__ or filename.endswith(_CLOUDPICKLE_FILE)
+
+
+def _chain(error: BaseException) -> ErrorChain:
+    try:
+        return error_chains.describe_chain(error, lambda one: clip_text(_text(one), _MAX_MESSAGE_LENGTH))
+    except Exception:  # of a class whose attributes are not what Python's are
+        return ()
 
 
 def _status(error: BaseException) -> int:

@@ -23,6 +23,7 @@ _REPEAT_S = 1.0  # the same Ctrl-C may reach a rank from the launcher and from a
 _CAN_WATCH_EXCEPTIONS = hasattr(sys, "monitoring")
 _POSTPONE_S = 0.05
 _MAX_POSTPONED = 20
+_MAX_CHAIN = 100  # a program may have linked its exceptions in a circle
 _MONITORING_TOOLS = (4, 3)  # tool ids that Python reserves for no purpose
 _PYTHONS_HANDLER = signal.default_int_handler
 
@@ -99,12 +100,22 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def raise_in_program(on_raise: Callable[[], None]) -> None:
-    """Raise KeyboardInterrupt at SIGINT from now on, and call `on_raise` before. Call it in the main thread."""
+def hold() -> None:
+    """Let SIGINT wait until the program begins. Call it first, in the main thread: other threads then block it, too."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def raise_in_program(on_raise: Callable[[], None], *, blocked: bool = False) -> None:
+    """Raise KeyboardInterrupt at SIGINT from now on, and call `on_raise` before. Call it in the main thread.
+
+    blocked:  the program finds SIGINT blocked
+    """
     interrupts = Interrupts(on_raise)
     interrupts.install()
     interrupts.active = True
     _watch_exceptions()
+    if not blocked:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _watch_exceptions() -> None:
@@ -173,6 +184,16 @@ def deferred() -> contextlib.AbstractContextManager[None]:
 def was_raised() -> bool:
     """Whether a KeyboardInterrupt has been raised in this process."""
     return _installed is not None and _installed.raised_at is not None
+
+
+def find_in_chain(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the KeyboardInterrupt which is this error, or during whose handling it was raised."""
+    current: BaseException | None = error
+    for _ in range(_MAX_CHAIN):
+        if current is None or isinstance(current, KeyboardInterrupt):
+            return current
+        current = current.__cause__ or current.__context__
+    return None
 
 
 def deactivate() -> None:

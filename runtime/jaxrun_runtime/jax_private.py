@@ -16,8 +16,12 @@ the jax that the process has imported.
 | the prompt of its debugger     | jax._src.debugger.core.register_debugger | a rank without a terminal reads an end |
 | whether a backend exists       | jax._src.xla_bridge._backends            | nothing is imported before the fork |
 | variables set in the program   | jax.config.values, jax.config.meta       | they do nothing                |
+| a notice of preemption         | the key RECEIVED_PREEMPTION_NOTICE       | SIGTERM to one rank is not noticed |
 | its coordinator's TLS          | the option jax_mtls_cert_file and others | the coordinator is open        |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
+| errors of callbacks, once       | the loggers jax._src.callback, …debugging | they are logged in full, too   |
+| survivors of a rank's death     | the flag jax_enable_recoverability       | --keep-survivors does nothing |
+| the names of barriers and keys | jaxlib._jax.DistributedRuntimeClient     | a rank that waits there "sleeps" |
 
 The names that --lockstep needs are in lockstep/call_hooks.py.
 """
@@ -36,6 +40,9 @@ from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
 _KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
 _NONCE_KEY = "jaxrun/nonce"
+_LOST = "lost"  # in place of a rank that will not come
+_NOTICE_KEY = "RECEIVED_PREEMPTION_NOTICE"  # of XLA's PreemptionSyncManager; the value is when the rank will be gone
+_LONGEST_WAIT_MS = 2**31 - 1
 _CERTIFICATE_OPTIONS = ("jax_mtls_cert_file", "jax_mtls_key_file", "jax_mtls_ca_file", "jax_mtls_peer_uri_prefix")
 _DAY_MS = 86_400_000
 _ALL_REDUCE = """
@@ -125,11 +132,38 @@ def replace_initialize(initialize: Callable[..., None]) -> bool:
     return True
 
 
+def wrap_coordination_calls(
+    names: Iterable[str], wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Replace these methods of JAX's client of the coordination service by `wrap(name, method)`, where they exist."""
+    client = _lookup("jaxlib._jax", "DistributedRuntimeClient")
+    for name in names:
+        method = getattr(client, name, None)
+        if method is not None:
+            with contextlib.suppress(AttributeError, TypeError):  # a class that allows no changes
+                setattr(client, name, wrap(name, method))
+
+
+def filter_callback_log(change: Callable[[logging.LogRecord], bool]) -> None:
+    """Pass what JAX logs of failed callbacks to `change`, which says whether to log it."""
+    for name in ("jax._src.callback", "jax._src.debugging"):
+        logging.getLogger(name).addFilter(change)
+
+
 def silence_proxy_warning() -> bool:
     """Switch off JAX's warning about proxy variables: jaxrun has already excluded the job's addresses from proxies."""
     if not _has_proxy_flag():
         return False
     _lookup("jax", "config").update("jax_check_proxy_envs", False)
+    return True
+
+
+def enable_recoverability() -> bool:
+    """Let JAX keep this process when others die; returns whether this JAX can. Call this before it joins."""
+    name = "jax_enable_recoverability"
+    if find_option(name.upper()) is None:
+        return False
+    _lookup("jax", "config").update(name, True)
     return True
 
 
@@ -169,7 +203,7 @@ def exchange(name: str, rank: int, size: int, text: str) -> list[str]:
     """
     client = _table_client()
     client.key_value_set(f"{name}/{rank}", text)
-    return [str(client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)) for other in range(size)]
+    return [_wait_for_key(client, f"{name}/{other}") for other in range(size)]
 
 
 def runtime_error() -> type[Exception]:
@@ -181,14 +215,23 @@ def runtime_error() -> type[Exception]:
 def meet(name: str, rank: int, ranks: Iterable[int]) -> None:
     """Wait until all these ranks have called `meet` with this name. A rank may call it more than once.
 
-    Returns at once if this JAX has no key-value table.
+    Returns at once if this JAX has no key-value table. Raises JAX's error if one of them was lost.
     """
     client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
     if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
         return
     client.key_value_set(f"{name}/{rank}", "", True)  # type: ignore[union-attr]
     for other in ranks:
-        client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)  # type: ignore[union-attr]
+        if _wait_for_key(client, f"{name}/{other}") == _LOST:
+            raise runtime_error()("a rank was lost for which this one waits")
+
+
+def give_up_meeting(name: str, ranks: Iterable[int]) -> None:
+    """End the wait of these ranks in `meet`: they raise JAX's error. One is lost, so that others may not come."""
+    client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
+    if client is not None and hasattr(client, "key_value_set"):
+        for rank in ranks:
+            client.key_value_set(f"{name}/{rank}", _LOST, True)
 
 
 def agree(name: str, rank: int, size: int, text: str, decide: Callable[[Sequence[str]], str]) -> str:
@@ -203,9 +246,18 @@ def agree(name: str, rank: int, size: int, text: str, decide: Callable[[Sequence
     if rank:
         client.key_value_set(f"{name}/{rank}", text)
     else:
-        others = (str(client.blocking_key_value_get(f"{name}/{other}", _DAY_MS)) for other in range(1, size))
+        others = (_wait_for_key(client, f"{name}/{other}") for other in range(1, size))
         client.key_value_set(f"{name}/decided", decide([text, *others]))
-    return str(client.blocking_key_value_get(f"{name}/decided", _DAY_MS))
+    return _wait_for_key(client, f"{name}/decided")
+
+
+def wait_for_preemption_notice() -> bool:
+    """Wait until a rank was sent SIGTERM that JAX handles. Returns False once no notice can come any more."""
+    client: Any = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)
+    try:
+        return bool(client.blocking_key_value_get(_NOTICE_KEY, _LONGEST_WAIT_MS))
+    except Exception:  # the coordinator is gone, or this JAX has no such table
+        return False
 
 
 def forget(name: str) -> None:
@@ -219,6 +271,13 @@ def _table_client() -> Any:
     if not all(hasattr(client, call) for call in _KEY_VALUE_CALLS):
         raise RuntimeError(lacks("the ranks cannot agree on snapshots"))
     return client
+
+
+def _wait_for_key(client: Any, key: str) -> str:
+    """Return the value of a key once it has one, without the note that `wrap_coordination_calls` adds for programs."""
+    get = client.blocking_key_value_get
+    original = getattr(get, "__wrapped__", None)
+    return str(original(client, key, _DAY_MS) if original is not None else get(key, _DAY_MS))
 
 
 def find_option(variable: str) -> str | None:
@@ -243,7 +302,8 @@ def set_option(name: str, variable: str, text: str) -> None:
 
 def read_option(name: str) -> Any:
     """Return the value of an option of JAX; None if there is no such option."""
-    return getattr(_lookup("jax", "config"), name, None)
+    config = _lookup("jax", "config")
+    return getattr(config, name, getattr(config, "values", {}).get(name))
 
 
 def replace_breakpoint_debugger(make_debugger: Callable[[Callable[..., None]], Callable[..., None]]) -> bool:
@@ -290,6 +350,9 @@ def missing_features(lockstep: str = LOCKSTEP_OFF) -> list[str]:
         "a worker cannot check whose coordinator it has joined": has_table,
         "a host's own name must resolve to an address that the others can reach": _lookup(
             "jaxlib._jax", "make_gloo_tcp_collectives"
+        ),
+        "stacks do not show which barrier of the coordination service a rank waits in": hasattr(
+            client, "wait_at_barrier"
         ),
         "JAX warns about proxies, although they do no harm here": _has_proxy_flag(),
         "jax.debug.breakpoint does not get jaxrun's terminal": _lookup("jax._src.debugger.core", "register_debugger"),

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import time_ns
 from types import FrameType, TracebackType
 from typing import TypeVar
@@ -86,6 +86,22 @@ def wait_for_ranks(function: Callable[..., _Result], *arguments: object) -> _Res
     """
     call: JointCall | None = getattr(_thread, "call", None)
     return function(*arguments) if call is None else call.wait(call.number, function, *arguments)
+
+
+@contextlib.contextmanager
+def state_stage(stage: str, name: str) -> Iterator[None]:
+    """Note how long this block takes as a stage of saving or restoring: flight_file.SAVE or RESTORE_STATE."""
+    began = time_ns()
+    try:
+        yield
+    finally:
+        if _recorder is not None:
+            _recorder.add_stage(stage, name, (time_ns() - began) / 1e9)
+
+
+def header() -> memoryview | None:
+    """Return the words of the recorder's header and ring; None if there is no recorder."""
+    return _recorder.words if _recorder is not None else None
 
 
 def calls_made(function: str) -> int:

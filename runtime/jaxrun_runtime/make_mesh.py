@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxrun.text import agree
 from jaxrun_runtime import jax_private
 
 _REFUSAL = "multi-slice"
@@ -72,9 +73,19 @@ def _describe(mesh: Any) -> str:
     crossing = [
         str(name) for axis, name in enumerate(mesh.axis_names) if (slices != np.take(slices, [0], axis=axis)).any()
     ]
+    inside = [name for name in map(str, mesh.axis_names) if name not in crossing]
     sizes = " x ".join(f"{name}={size}" for name, size in mesh.shape.items())
     hosts = f"{len(np.unique(slices))} hosts"
-    return f"mesh over {hosts}: {sizes}, hosts along {' and '.join(crossing)}; --make-mesh jax refuses it, as JAX does"
+    where = f"{_and(crossing)} {agree('goes', len(crossing))} across the hosts"
+    where += f", {_and(inside)} {agree('stays', len(inside))} within a host" if inside else ""
+    return (
+        f"JAX refuses to make a mesh over {hosts}, so jaxrun has made the one that jax.make_mesh asks for: "
+        f"{sizes}; {where} (--make-mesh jax leaves it to JAX)"
+    )
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _slice(device: Any) -> int:

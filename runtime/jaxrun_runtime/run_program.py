@@ -24,6 +24,11 @@ def split_argv(argv: list[str]) -> tuple[bool, str, list[str]]:
     return False, argv[0], argv[1:]
 
 
+def count_own_words(argv: list[str]) -> int:
+    """Return how many words name the program; its arguments follow."""
+    return len(argv) - len(split_argv(argv)[2])
+
+
 def short_name(argv: list[str]) -> str:
     """Return the program's name for lists of processes: "train.py", "package.train", "gang"."""
     is_module, name, _ = split_argv(argv)
@@ -53,7 +58,9 @@ def run(argv: list[str]) -> None:
         return
     _search_first(os.path.dirname(os.path.realpath(path)))
     code, loader = _load(path)
-    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+    main.__dict__.update(__file__=path, __loader__=loader("__main__", path))
+    if sys.version_info < (3, 15):
+        main.__dict__["__cached__"] = None
     exec(code, main.__dict__)
 
 

@@ -69,6 +69,7 @@ class _Reporter:
             self._rank,
             interrupt=_is_programs(signal.SIGINT),
             termination=self._asks_jax or _is_programs(signal.SIGTERM),
+            own_termination=_is_programs(signal.SIGTERM),
         )
         if current != self._reported:
             self._reported = current

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import os
@@ -13,25 +12,34 @@ import traceback
 from collections.abc import Set
 from typing import TYPE_CHECKING, NoReturn
 
+from msgspec.structs import replace
+
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.settings import CACHE_OFF, COMPILE_EACH, MAKE_MESH_JAXRUN
 from jaxrun.protocol.worker_messages import Interrupted, Join, RankSecret, Run, StartCoordinator, WorkerStage
 from jaxrun_runtime import (
+    callback_errors,
     checkpoints,
     children,
+    coordination_waits,
     coordinator_tls,
     debugger,
     debugpy_link,
+    dump_files,
     exit_handlers,
     failure_report,
+    future_errors,
     interrupts,
+    jax_private,
     join,
     joint_calls,
     linux,
     nccl_network,
     own_frames,
+    pool_workers,
+    preemption,
     profiles,
     run_program,
     shutdown,
@@ -60,6 +68,7 @@ def run_worker(
     forked_by:  the fork server's process id; 0 in a fresh interpreter
     preloader:  has imported packages for the program, in the fork server
     """
+    interrupts.hold()
     channel = AgentChannel(env.channel_fd)
     try:
         linux.set_process_title(f"jaxrun rank {env.rank}", f"jaxrun rank {env.rank}: {run_program.short_name(argv)}")
@@ -91,24 +100,31 @@ def _run_stages(
         channel.send(join.build_hello(env, argv, os.environ, started, key))
         stage = WorkerStage.JOIN
         _die_with_agent(channel, forked_by)
+        dump_files.keep_apart(env, os.environ)
         _keep_compiled_programs(env, cores)
         order = channel.receive(StartCoordinator, Join)
         if secret := channel.poll(RankSecret):
-            env = dataclasses.replace(env, rank_token=secret.token)
+            env = replace(env, rank_token=secret.token)
         this_rank.keep(env, os.environ)
+        if env.keep_survivors:
+            jax_private.enable_recoverability()
         joined = join.join(env, channel, order, key)
         stage = WorkerStage.PROVE
         debugpy_link.DebugpyLink(env, channel)
         devices = join.report_devices(env, joined)
         channel.send(devices)
-        gloo_connections.open_before_first_use(env)
+        gloo = gloo_connections.open_before_first_use(env)
+        if env.keep_survivors:
+            from jaxrun_runtime import live_ranks
+
+            live_ranks.connect(env, channel, gloo)
         _install_lockstep(env, channel)
         _allow_mesh_over_hosts(env)
         channel.receive(Run)
         _watch_program(env, channel)
         nccl_network.watch(env, devices.platform)
         stage = WorkerStage.PROGRAM
-        interrupts.raise_in_program(lambda: _report_interrupt(env, channel))
+        interrupts.raise_in_program(lambda: _report_interrupt(env, channel), blocked=env.interrupts_blocked)
         _run_program(env, argv, preloader)
     except AgentDisconnected:
         raise
@@ -132,13 +148,23 @@ def _run_program(env: WorkerEnv, argv: list[str], preloader: Preloader | None) -
     if preloader is not None:
         preloader.begin_program()
     try:
-        run_program.run(argv)
+        run_program.run(_own_words(env, argv))
     finally:
         watch.stop()
         if env.lockstep != LOCKSTEP_OFF:
             from jaxrun_runtime.lockstep import call_recorder
 
             call_recorder.end_profile()
+
+
+def _own_words(env: WorkerEnv, argv: list[str]) -> list[str]:
+    """Return the program and its arguments, in which --expand-args replaces placeholders."""
+    if not env.expand_args:
+        return argv
+    from jaxrun.protocol.placeholders import fill_in
+
+    first = run_program.count_own_words(argv)
+    return [*argv[:first], *fill_in(argv[first:], env)]
 
 
 def _report_interrupt(env: WorkerEnv, channel: AgentChannel) -> None:
@@ -150,23 +176,24 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     """Report the error and exit, unless it is a sys.exit with status 0."""
     if not isinstance(error, SystemExit) or run_program.exit_status(error):
         interrupts.deactivate()
-    if isinstance(error, (DivergenceError, SnapshotError, unsupported.ExecError, KeyboardInterrupt)):
+    if isinstance(error, (DivergenceError, SnapshotError, unsupported.ExecError)):
         from jaxrun_runtime.lockstep import call_sites
 
-        if isinstance(error, KeyboardInterrupt):  # the frames of a library that was interrupted stay
-            call_sites.trim_internal_frames(error)
-        else:
-            call_sites.trim_to_user_frames(error)
+        call_sites.trim_to_user_frames(error)
+    elif interrupt := interrupts.find_in_chain(error):
+        from jaxrun_runtime.lockstep import call_sites
+
+        call_sites.trim_internal_frames(interrupt)  # the frames of a library that was interrupted stay
     debugger.trim_debugger_frames(error)
     failure = failure_report.describe_failure(error, env.rank, stage)
     # The launcher shows and logs the failure. The program prints it, too, where plain Python would print differently.
     if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit) or not channel.in_owner_process():
         failure_report.print_error(error)
     if env.pdb and stage == "program" and debugger.can_debug(error):
-        waiting = dataclasses.replace(failure, waits_for_debugger=True)
+        waiting = replace(failure, waits_for_debugger=True)
         shutdown.exit_with_failure(env, waiting, channel, lambda: debugger.post_mortem(error, channel))
     if env.debug_post_mortem and stage == "program" and debugger.can_debug(error):
-        waiting = dataclasses.replace(failure, waits_for_debugger=True)
+        waiting = replace(failure, waits_for_debugger=True)
         shutdown.exit_with_failure(env, waiting, channel, lambda: debugpy_link.show_error(error, channel, env.rank))
     if failure.status:
         shutdown.exit_with_failure(env, failure, channel)
@@ -190,8 +217,6 @@ def _apply_host_settings(env: WorkerEnv) -> None:
 
 def _import_jax(env: WorkerEnv) -> None:
     """Import jax, unless the fork server has imported it, and warn about features that it lacks."""
-    from jaxrun_runtime import jax_private
-
     if "jax" not in sys.modules:
         gc.disable()  # saves 60 ms of the import
         import jax  # noqa: F401
@@ -227,17 +252,23 @@ def _allow_mesh_over_hosts(env: WorkerEnv) -> None:
     if env.make_mesh == MAKE_MESH_JAXRUN and env.local_size < env.size:
         from jaxrun_runtime import make_mesh
 
-        make_mesh.allow_several_hosts(functools.partial(_warn, env))
+        is_first = env.attempt == 1  # later attempts have been told
+        make_mesh.allow_several_hosts(functools.partial(_warn, env) if is_first else lambda text: None)
 
 
 def _watch_program(env: WorkerEnv, channel: AgentChannel) -> None:
-    """Watch the program's threads, exit handlers, signal handlers, forks, debuggers and checkpoints."""
+    """Watch the program's threads, exit handlers, signal handlers, forks, debuggers, checkpoints and waits."""
+    coordination_waits.watch()
+    callback_errors.shorten_log()
     failure_report.report_thread_failures(channel, env.rank)
+    pool_workers.report_deaths(channel, env.rank)
+    future_errors.watch()
     exit_handlers.name_native_handlers()
     signal_handlers.watch_forks()
     signal_handlers.report_signal_handlers(channel, env.rank)
     debugger.relay_debuggers(channel, env.rank)
     stopping.connect(env, channel)
+    preemption.watch(env, channel)
     checkpoints.connect(env, channel)
     unsupported.explain(env, channel)
     own_frames.hide()

@@ -5,7 +5,7 @@ agents connect at once. "go" is when the last agent got the order to run. Then o
 last of the others got the order to stop, of which 30 ms are the head's wait for a better cause. CPU, memory and files
 are the head's. Memory and files are the increase from the first connection to go, without the kernel's memory for
 sockets. The limit is the processor time of the head, one Python process: until go about 0.3 ms for each agent. An agent
-sends a dozen messages; each costs JSON, a tag and a system call, and most of them a line in the event log.
+sends a dozen messages; each costs a tag and a system call, and most of them a line in the event log.
 The table has medians. Growth is computed from the least of each measure, which other work on the machine affects least.
 """
 

@@ -28,7 +28,10 @@ from launch_modes import LAUNCHED, MPI, LaunchMode
 
 HOWS = ("without", "first", "again")
 DISK, LIMIT_S = "/dev/shm", 300.0
-NEEDED = ("jax", "numpy", "scipy", "ml_dtypes", "opt_einsum", "click", "psutil", "cloudpickle", "rich", "cryptography")
+NEEDED = (
+    *("jax", "numpy", "scipy", "ml_dtypes", "opt_einsum", "click", "cloudpickle", "rich", "cryptography"),
+    "msgspec",
+)
 
 
 @dataclass(frozen=True)

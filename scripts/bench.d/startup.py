@@ -13,6 +13,7 @@ import argparse
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +41,13 @@ CONTENDERS = (PLAIN, MPIRUN, JAXRUN, JAXRUN_PRELOAD_NONE, JAXRUN_NO_FORK)
 # Goals as a fraction of the CPU seconds of plain subprocesses, by number of processes.
 GOALS = {BARE: {4: 0.25, 8: 0.18, 16: 0.15}, "flax": {4: 0.30, 8: 0.18}}
 TIME_LIMIT_S = 120.0
+# What a launcher on one machine and an agent import before anything else happens.
+_LEAN = "from jaxrun.msgspec_import import import_msgspec; import_msgspec()"
+IMPORTED = {
+    "a launcher's imports": "jaxrun.cli.main, jaxrun.controller.supervisor.attempts, "
+    "jaxrun.controller.supervisor.local_job",
+    "an agent's imports": "jaxrun.node.agent.agent_process",
+}
 _KIB = 1024
 
 
@@ -72,6 +80,19 @@ def measure(contender: Contender, size: int, number: int, program: Path = JAX_SU
             return Sample(contender.name, size, number, TIME_LIMIT_S, 0.0, wrong)
         wrong = _wrong(job, size)
     return Sample(contender.name, size, number, ended - job.began, _cpu_seconds() - before, wrong)
+
+
+def measure_imports(number: int) -> list[Sample]:
+    """Measure the CPU seconds of the imports of each process of jaxrun, in an interpreter that does nothing else."""
+    samples = []
+    for name, modules in IMPORTED.items():
+        code = (
+            f"import time; began = time.process_time(); {_LEAN}; import {modules}; print(time.process_time() - began)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        took = float(done.stdout) if done.returncode == 0 else 0.0
+        samples.append(Sample(name, 1, number, took, took, done.stderr[-200:] if done.returncode else ""))
+    return samples
 
 
 def measure_memory(contender: Contender, size: int, program: Path = JAX_SUM) -> tuple[float, float, str]:
@@ -164,6 +185,8 @@ def run(options: argparse.Namespace) -> Outcome:
                 memory = {one.name: measure_memory(one, size, program) for one in chosen}
                 for number in range(1, options.rounds + 1):
                     samples += _round(chosen, size, number, program, memory)
+            for number in range(1, options.rounds + 1):
+                samples += measure_imports(number)
     wrong = dict.fromkeys(f"{one.size} x {one.contender}: {one.wrong}" for one in samples if one.wrong)
     if options.program == BARE and not options.only:
         return _add_hosts(Outcome(render(samples, options.program), samples, list(wrong)), options.rounds)

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
+from jaxrun.frontends.top.finding import describe_finding
 from jaxrun.frontends.top.samples import take_samples
-from jaxrun.frontends.top.view import LastLine, View, render
+from jaxrun.frontends.top.view import LastLine, Pace, View, render
 from jaxrun.frontends.top.watch import join_lines
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
@@ -76,7 +77,9 @@ def made_up() -> View:
         for at in (now - 1.0, now)
     )
     samples = take_samples(here, then, 0.0)
-    return View("1123-0402-pretrain", "running", 1, 5233.0, samples, 0.0, 1)
+    return View(
+        "1123-0402-pretrain", "running", 1, 5233.0, samples, Pace(0.0, 1, 48_210, 12.4), describe_finding(here, samples)
+    )
 
 
 def main(run_dir: str, docs: str) -> None:

@@ -10,7 +10,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends.forwarded_variables import forwarded_variables

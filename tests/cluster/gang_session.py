@@ -76,7 +76,7 @@ def main() -> None:
             seen["killed"] = error and [error.rank, error.host, error.signal]
         seen["again"] = gang.run(gathered, 1.0)[1]
         gang.pause(2)
-        seen["paused"] = gang.snapshot().waits[2]
+        seen["paused"] = gang.rank_stacks().waits[2]
         gang.stop()
         seen["jax"] = "jax" in sys.modules
     print(json.dumps(seen))

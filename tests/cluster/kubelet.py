@@ -182,10 +182,10 @@ class JobController:
 
 
 def _expand(text: str, env: Mapping[str, str]) -> str:
-    """Replace "$(NAME)" by a variable that is known, and "$$(" by "$("."""
+    """Replace "$(NAME)" by a variable that is known, and "$$" by "$" (third_party/forked/golang/expansion)."""
     return re.sub(
-        r"\$\$\(|\$\((\w+)\)",
-        lambda found: "$(" if found[1] is None else env.get(found[1], found[0]),
+        r"\$\$|\$\(([^)]*)\)",
+        lambda found: "$" if found[1] is None else env.get(found[1], found[0]),
         text,
     )
 

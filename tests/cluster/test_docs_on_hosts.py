@@ -1,4 +1,4 @@
-"""The cluster commands of docs/clusters.md, run on the hosts that their prompts name, print what the page shows."""
+"""The commands of docs/clusters.md and docs/clusters/, run on the hosts of their prompts, print what the page shows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from pages import ROOT, Example, examples, files
 
 pytestmark = pytest.mark.extended
 
-SHOWN = examples(ROOT / "docs/clusters.md", ["login$", "h1$", "h2$"])
+FIRST_PAGE = ROOT / "docs/clusters.md"  # which has the program of all of them
+PAGES = [FIRST_PAGE, *sorted((ROOT / "docs/clusters").glob("*.md"))]
+SHOWN = [example for page in PAGES for example in examples(page, ["login$", "h1$", "h2$"])]
 ON_EACH_HOST = [example for example in SHOWN if "--host-rank" in example.command]  # which need each other
 EXAMPLES = [example for example in SHOWN if example not in ON_EACH_HOST]
 
 
-def test_the_page_shows_every_way_to_a_cluster() -> None:
+def test_the_pages_show_every_way_to_a_cluster() -> None:
     text = " ".join(example.command for example in EXAMPLES)
     ways = ("--backend mpirun", "--backend ssh", "salloc", "--submit", "--sbatch", "mpirun ", "srun ")
     assert all(word in text for word in ways)
@@ -30,7 +32,7 @@ def test_the_page_shows_every_way_to_a_cluster() -> None:
 def test_the_command_prints_what_the_page_shows(bed: Bed, tmp_path: Path, example: Example) -> None:
     if "mpirun" in example.command and (reason := OPEN_MPI_5.missing()):
         pytest.skip(reason)
-    for name, text in files(example.page.read_text()).items():
+    for name, text in files(FIRST_PAGE.read_text()).items():
         (tmp_path / name).write_text(text)
     words = shlex.split(example.command)
     words[words.index("jaxrun") : words.index("jaxrun") + 1] = [sys.executable, "-m", "jaxrun"]
@@ -51,7 +53,7 @@ def test_the_commands_of_all_hosts_print_what_the_page_shows(bed: Bed, tmp_path:
         for example in ON_EACH_HOST:
             folder = tmp_path / example.prompt.strip("$")
             folder.mkdir()
-            for name, text in files(example.page.read_text()).items():
+            for name, text in files(FIRST_PAGE.read_text()).items():
                 (folder / name).write_text(text)
             words = [sys.executable, "-m", *shlex.split(example.command)]
             env = {"NO_COLOR": "1", "JAXRUN_TOKEN": "7" * 64}

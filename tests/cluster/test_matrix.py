@@ -3,7 +3,7 @@
 What an engine may do in its own way is tried with every engine: its start, what it makes of a rank's failure, and how a
 signal, a lost host and a killed launcher or agent reach it. What agents and head decide among themselves is tried with
 one engine in each direction (ANY). The start is one of JAX's, in all others the workers are by hand. Rank 1, which
-fails, is on another host than the launcher. scripts/matrix makes the table of docs/clusters.md from the marks of `row`.
+fails, is on another host than the launcher. scripts/matrix makes the table of docs/evidence.md from the marks of `row`.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import fields, replace
 from pathlib import Path
 
 from harness import TIME_LIMIT, started, wait_until, wait_until_gone, write_fake_runtime
+from msgspec.structs import fields, replace
 
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, Connection
 from jaxrun.node.channel.event_loop import EventLoop

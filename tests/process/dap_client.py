@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 from typing import Any
 
 TIMEOUT_S = 60.0
@@ -39,8 +40,7 @@ class DapClient:
 
     def attach(self, program: str = "", lines: tuple[int, ...] = (), exceptions: tuple[str, ...] = ()) -> None:
         """Do what an editor does up to configurationDone."""
-        self.request("initialize", adapterID="debugpy", clientID="test", pathFormat="path")
-        attached = self.send("attach", connect={"host": "127.0.0.1", "port": 0}, justMyCode=True)
+        attached = self.begin_attach()
         self.event("initialized")
         self.break_at(program, *lines)
         self.request("setExceptionBreakpoints", filters=list(exceptions))
@@ -59,7 +59,15 @@ class DapClient:
     def evaluate(self, expression: str, frame: dict[str, Any]) -> str:
         return str(self.request("evaluate", expression=expression, frameId=frame["id"], context="watch")["result"])
 
-    def close(self) -> None:
+    def begin_attach(self) -> int:
+        """Send the requests up to `attach`; returns the number of the latter, which is answered later."""
+        self.request("initialize", adapterID="debugpy", clientID="test", pathFormat="path")
+        return self.send("attach", connect={"host": "127.0.0.1", "port": 0}, justMyCode=True)
+
+    def close(self, *, reset: bool = False) -> None:
+        """Close the connection, as the kernel does for a killed process; it resets it where bytes were not read."""
+        if reset:
+            self._link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._file.close()
         self._link.close()
 

@@ -127,8 +127,10 @@ def kill():
     check(found.state, values(seed=3))
     shapes = {"numbers": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
     print("restored", found.step, jr.restore(shapes), jr.restore({}), flush=True)
-    jr.snapshot(2**63 - 1, {"count": spread(lambda: jnp.asarray(7), whole), "mask": spread(lambda: jnp.ones(4), whole)})
-    _, state = jr.restore({"count": 0, "mask": np.zeros(4)})  # `like` as before the first step
+    state = {"count": spread(lambda: jnp.asarray(7), whole), "mask": spread(lambda: jnp.ones(4), whole)}
+    jr.snapshot(2**63 - 1, state | {"mean": np.full(2, 0.1)})
+    _, state = jr.restore({"count": 0, "mask": np.zeros(4), "mean": jnp.zeros(2)})  # `like` as before the first step
+    assert state["mean"].dtype == np.float32, state
     print("came back", state["count"].weak_type, state["count"], state["mask"], flush=True)
     both = jax.jit(lambda x, y: x + y.sum() + jnp.ones(COUNT))(state["count"], spread(lambda: jnp.ones(COUNT), split))
     assert both.sharding.is_fully_addressable == (jr.size == 1), both.sharding

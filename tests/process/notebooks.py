@@ -64,7 +64,7 @@ class Kernel:
 
         self.mark = uuid.uuid4().hex
         self._manager = KernelManager(kernel_name="python3")
-        self._manager.start_kernel(env=_environment(directory, self.mark))
+        self._manager.start_kernel(env=_environment(directory, self.mark), cwd=str(directory))
         self._client = self._manager.client()
         self._client.start_channels()
 
@@ -85,6 +85,11 @@ class Kernel:
 
         self._client.execute_interactive(source, output_hook=take, timeout=TIME_LIMIT, stop_on_error=False)
         return _shown(outputs)
+
+    def complete(self, code: str) -> list[str]:
+        """What the end of the code may become, as the Tab key shows it."""
+        reply = self._client.complete(code, len(code), reply=True, timeout=TIME_LIMIT)
+        return list(reply["content"]["matches"])
 
     def interrupt(self) -> None:
         """As the stop button does."""

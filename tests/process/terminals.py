@@ -52,6 +52,11 @@ class TerminalSession:
         self._process.wait()
         os.close(self._fd)
 
+    @property
+    def raw(self) -> str:
+        """All that was shown, with colours and line ends as they were sent."""
+        return self._read_so_far.decode(errors="replace")
+
     def wait_for(self, text: str) -> None:
         """Until this text appears, after what was waited for before."""
         deadline = time.monotonic() + TIME_LIMIT

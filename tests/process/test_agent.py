@@ -1,11 +1,19 @@
 """The agent and its group of workers, forked or not, in jobs of processes that speak the protocol without jax."""
 
+import math
+import mmap
+import os
 import re
+import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from harness import is_alive, jaxrun, write_fake_runtime
+from harness import extended, is_alive, jaxrun, wait_until, write_fake_runtime
 
+from jaxrun.files import procfs
+from jaxrun.node.agent import mpi_memory
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.worker_messages import Done
 
@@ -159,3 +167,60 @@ def test_a_limit_that_is_reached_after_the_first_fork_is_reported(run_job):
 def test_a_forked_worker_that_dies_at_once_ends_the_job(run_job):
     result = run_job("os._exit(4)", SLEEPS, fork="fork")
     assert (result.code, result.verdict()["culprits"]) == (4, [0])
+
+
+MAPS = """
+import mmap
+from jaxrun.protocol.worker_messages import MpiImported
+run()
+path = {path!r}
+with open(path, "wb") as file: file.write(bytes(4096))
+file = open(path, "r+b")
+mapped = mmap.mmap(file.fileno(), 4096)
+{then}
+os.kill(os.getpid(), 9)
+"""
+IMPORTS, WITHOUT_MPI4PY = "send(MpiImported(rank)); time.sleep(0.3)", "time.sleep(3)"
+
+
+@pytest.mark.parametrize("then", [IMPORTS, extended(WITHOUT_MPI4PY)])
+def test_what_a_rank_of_mpich_had_mapped_is_removed_once_it_is_killed(run_job, then):
+    path = Path(f"/dev/shm/mpich_shm_{os.urandom(4).hex()}_0")
+    try:
+        result = run_job(MAPS.format(path=str(path), then=then))
+        assert result.code == 137 and bool(result.events("MpiImported")) == (then == IMPORTS) and not path.exists()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_what_mpich_has_left_is_removed_unless_a_process_may_need_it(tmp_path, monkeypatch):
+    for name in ("_MEMORY", "_TOPOLOGIES"):
+        monkeypatch.setattr(mpi_memory, name, str(tmp_path))
+    monkeypatch.setattr(mpi_memory, "_MAPPED", re.compile(rb"\s(/\S+/mpich_shm_[0-9a-f]+_[0-9]+)$", re.MULTILINE))
+    proxy = tmp_path / "hydra_pmi_proxy"
+    proxy.symlink_to(shutil.which("sleep") or "")
+    ages = {"mpich_shm_1_0": 100, "mpich_shm_2_0": 100, "mpich_shm_3_0": 0, "mpich_shm_of_another": 100}
+    ages |= {"hydra_hwloc_xmlfile_aZ012_": 300, "hydra_hwloc_xmlfile_bZ012_": 100}
+    for name, age in ages.items():
+        (tmp_path / name).write_bytes(bytes(4096))
+        os.utime(tmp_path / name, (0, time.time() - age))
+
+    def left():
+        return ages.keys() & set(os.listdir(tmp_path))
+
+    kept = {"mpich_shm_1_0", "mpich_shm_3_0", "mpich_shm_of_another", "hydra_hwloc_xmlfile_bZ012_"}
+    with subprocess.Popen([proxy, "600"]) as process:
+        wait_until(lambda: mpi_memory._is_proxy(process.pid))
+        monkeypatch.setattr(procfs, "started_at", lambda pid: time.time() - 200)
+        with (tmp_path / "mpich_shm_1_0").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+            mpi_memory.remove_abandoned()
+            assert left() == kept
+        process.kill()
+    monkeypatch.setattr(mpi_memory, "_is_proxy", lambda pid: False)
+    mpi_memory.remove_abandoned()
+    assert left() == {"mpich_shm_3_0", "mpich_shm_of_another"}
+
+
+def test_the_start_of_a_process_is_known_and_no_other_process_is_a_proxy():
+    assert time.time() - 3600 * 24 * 7 < procfs.started_at(os.getpid()) < time.time()
+    assert procfs.started_at(2**22) == math.inf and not mpi_memory._is_proxy(os.getpid())

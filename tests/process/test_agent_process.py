@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-from dataclasses import replace
 
 import pytest
 from agent_by_hand import SLEEPS, ByHand
 from harness import TIME_LIMIT, daemons, is_alive, seconds_of_daemons, wait_until
+from msgspec.structs import replace
 
 from jaxrun.protocol.agent_messages import (
     AgentReport,

@@ -6,26 +6,31 @@ import socket
 import struct
 import threading
 import time
-from dataclasses import fields, replace
+from collections.abc import Mapping
 
 import pytest
 from handshakes import frame
 from listener_thread import wait_until
+from msgspec.structs import fields, replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor import losses
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
+from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.notifier import Notifier
-from jaxrun.controller.supervisor.remote_agents import Entrance, LaunchedAgents, RemoteAgents
-from jaxrun.controller.supervisor.spare_agents import SpareAgents
+from jaxrun.controller.supervisor.remote_agents import JobAgents, LaunchedAgents, RemoteAgents
+from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
+from jaxrun.controller.supervisor.transport import Transport
 from jaxrun.errors import UnavailableError
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.silence import HostWatch
 from jaxrun.protocol import auth
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentRefused,
@@ -42,9 +47,10 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.auth import ClientHandshake
-from jaxrun.protocol.codec import FRAME_VERSION, encode
+from jaxrun.protocol.bounds import Port
+from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.probe_messages import Machine
+from jaxrun.protocol.probe_messages import FabricFacts, Machine
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, Send, SendToAgents
@@ -60,14 +66,15 @@ JOB_INFO = JobInfo("job", "", ("cpu",))
 def message(kind, **values):
     """One of this kind; fields that are not given are of the right type."""
     empty = {
-        "AgentId": 0,
-        "int": 0,
-        "str": "",
-        "float": 0.0,
-        "bool": False,
-        "Mapping[str, str]": {},
-        "FabricFacts | None": None,
-        "Machine": Machine("h1", ()),
+        AgentId: 0,
+        int: 0,
+        Port: 0,
+        str: "",
+        float: 0.0,
+        bool: False,
+        Mapping[str, str]: {},
+        FabricFacts | None: None,
+        Machine: Machine("h1", ()),
     }
     return kind(**{field.name: empty.get(field.type, ()) for field in fields(kind)} | values)
 
@@ -98,9 +105,10 @@ class Registry:
 
 
 class Head:
-    """Collects events; at a Tick it wants what a test has ordered, in another thread."""
+    """Collects events, and seats those who report; at a Tick it wants what a test has ordered, in another thread."""
 
-    def __init__(self):
+    def __init__(self, roster):
+        self._roster = roster
         self.hosts = {0: "h1", 1: "h2"}
         self.events = []
         self.ours, self._theirs = socket.socketpair()
@@ -113,6 +121,8 @@ class Head:
     def handle(self, event, now):
         if not isinstance(event, Tick):
             self.events.append(event)
+            if isinstance(event, AgentReport) and event.agent in self._roster.agents:
+                self._roster.add_report(event)
             return []
         self.ours.recv(1)
         return self._orders.pop(0)
@@ -147,6 +157,9 @@ class Screen:
     def flush_due(self):
         return None
 
+    def set_hosts(self, hosts):
+        """It shows no prefixes."""
+
     def print_line(self, text):
         self.printed.append(text)
 
@@ -163,7 +176,8 @@ class Server:
 
     def __init__(self, attached_to="", **wanted):
         self._quiet = socket.socketpair()
-        self.head, self._log, self._screen, nobody = Head(), Log(), Screen(), Nobody()
+        self.roster = Roster(waits="wait_hosts" in wanted)
+        self.head, self._log, self._screen, nobody = Head(self.roster), Log(), Screen(), Nobody()
         quiet, unasked = self._quiet[0], JobServer("ab" * 16, None, "", None)
         self._shared = Supervision(
             {},
@@ -175,7 +189,8 @@ class Server:
             nobody,
             unasked,
             Notifier("", {}, {}, pytest.fail),
-            started=0.0,
+            TrainJobStatus({}, pytest.fail),
+            history=JobHistory(0.0, 0.0),
         )
         command = LaunchCommand(
             "slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"), survive_host_loss=True
@@ -183,11 +198,11 @@ class Server:
         command = replace(command, attached_to=attached_to)
         job = Job(program=("train.py",), processes=2, backend="slurm", **wanted)
         self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
-        self.spares = SpareAgents(command.agent_hosts)
-        self._launched = LaunchedAgents(LaunchProcess(command, {}, None), self.spares)
+        self._launched = LaunchedAgents(LaunchProcess(command, {}, None))
         self.listener = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False)
+        self.transport = Transport()
         self._clients = []
-        self._begin(None)
+        self._begin(anew=True)
 
     @property
     def events(self):
@@ -201,13 +216,13 @@ class Server:
     def printed(self):
         return self._screen.printed
 
-    def _begin(self, earlier):
+    def _begin(self, *, anew, awaited=None):
+        called = self.roster.begin(self._plan, anew=anew, awaited=awaited)
         attempt = AttemptLoop(self._shared, self.head, self._plan.attempt)
         attempt.loop.add_reader(self.head.ours.fileno(), 0, lambda: attempt.handle(Tick()))
-        entrance, shared = Entrance(self.listener, JOB_INFO), self._shared
-        self.agents = RemoteAgents(
-            attempt, self._plan, entrance, self._launched, Registry(), shared.output, shared.clock, None, earlier
-        )
+        of_job = JobAgents(self.listener, self.transport, self.roster, JOB_INFO, None)
+        self.agents = RemoteAgents(self._shared, attempt, self._plan, of_job, self._launched, Registry())
+        self.agents.execute(called)
         self._thread = threading.Thread(target=self._run, args=(attempt, self.agents))
         self._thread.start()
 
@@ -217,8 +232,8 @@ class Server:
     def order(self, *actions):
         self.head.order(*actions)
 
-    def end_attempt(self):
-        self.order(Finish(JobOutcome(EndReason.FAILED)))
+    def end_attempt(self, outcome=None):
+        self.order(Finish(outcome or JobOutcome(EndReason.FAILED)))
         self._thread.join()
 
     def begin_next_attempt(self, agents=None, awaited=None):
@@ -226,8 +241,8 @@ class Server:
         if self._thread.is_alive():
             self.end_attempt()
         agents, attempt = agents or agents_by_rank(2), self._plan.attempt + 1
-        self._plan = replace(self._plan, attempt=attempt, agents=agents, awaited=awaited or {})
-        self._begin(self.agents)
+        self._plan = replace(self._plan, attempt=attempt, agents=agents)
+        self._begin(anew=False, awaited=awaited)
 
     def connect(self, rank):
         """An agent's connection, to which the head has said its first word."""
@@ -308,7 +323,7 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
     paths = [server.connect(0)[0] for _ in range(2)]
     report(server, paths[used], 0)
     paths[1 - used].close()
-    wait_until(lambda: len(list(server.agents.connections)) == 1)
+    wait_until(lambda: len(server.transport) == 1)
     server.order(SendToAgents((0,), start_of()), Send((0,), SignalWorker(2)))
     assert server.received(paths[used], 2) == [start_of(), SignalWorker(2)]
     paths[used].close()
@@ -317,14 +332,17 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(server, u
 
 
 NONSENSE = {
-    "no JSON": (struct.pack("!I", 1) + b"{", "a frame is not JSON"),
-    "an unknown type": (frame({"v": FRAME_VERSION, "type": "Shell", "command": "true"}), "of no known type"),
+    "no MessagePack": (struct.pack("!I", 2) + b"\x03\0", "a frame is not MessagePack"),
+    "an unknown type": (frame({"type": "Shell", "command": "true"}), "of no known type"),
     "a giant": (struct.pack("!I", 2**32 - 1), "announces 4294967295 bytes"),
     "the end of another rank": (encode(Done(0, 1.0)), "a Done for another rank than 1, its own"),
     "another rank's calls": (encode(RankReply(0, 7)), "a RankReply for another rank than 1"),
-    "no signal": (encode(AgentSignalled(1, 4711)), "that no process can mean"),
-    "no exit status": (encode(WorkerExited(1, 2**70)), "that no process can mean"),
-    "no kind of fault": (encode(FaultNotInjected(1, "melt", "too hot")), "that no process can mean"),
+    "no signal": (encode(AgentSignalled(1, 4711)), "AgentSignalled.signum must be of type Signals"),
+    "no exit status": (
+        encode(WorkerExited(1, 2**63)),
+        "WorkerExited.status: 9223372036854775808 is not at most 255",
+    ),
+    "no kind of fault": (encode(FaultNotInjected(1, "melt", "too hot")), "'melt' is not of the form '^(kill|pause)"),
 }
 
 
@@ -349,7 +367,7 @@ def test_nonsense_of_an_agent_ends_its_own_connection_with_its_rank(server, sent
 def test_an_agent_that_ends_before_it_has_reported_is_lost_if_it_has_said_that_it_uses_this_connection(server):
     unused, used = server.connect(1)[0], server.connect(1)[0]
     unused.close()
-    wait_until(lambda: len(list(server.agents.connections)) == 1)
+    wait_until(lambda: len(server.transport) == 1)
     used.send(AgentConnected(1, "h2"))
     wait_until(lambda: server.events)
     used.close()
@@ -453,10 +471,10 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     assert server.records == [SpareReported(2, "h3", 7)] and not server.events
     report(server, first, 0)
     report(server, second, 1)
-    assert server.agents.usable_agents == {0, 1, 2}
+    assert server.roster.usable(()) == {0, 1, 2}
     second.close()
     wait_until(lambda: len(server.events) == 3)
-    assert (type(server.events[2]), server.events[2].agent, server.agents.usable_agents) == (AgentLost, 1, {0, 2})
+    assert (type(server.events[2]), server.events[2].agent, server.roster.usable(())) == (AgentLost, 1, {0, 2})
     server.begin_next_attempt({0: (0,), 2: (1,)})
     assert server.received(first) == [NextAttempt(3, (0,))] and server.received(waiting) == [NextAttempt(3, (1,))]
     server.events.clear()
@@ -477,7 +495,7 @@ def test_the_loss_of_a_spare_agent_is_not_a_loss_for_the_job(server):
     waiting.close()
     wait_until(lambda: server.printed)
     assert server.printed == ["jaxrun: spare host h3 is lost: the connection to its agent was closed"]
-    assert server.spares.lost_hosts == {"h3": "the connection to its agent was closed"}
+    assert server.roster.lost_spares() == {"h3": "the connection to its agent was closed"}
     report(server, server.connect(0)[0], 0)
     assert [type(event) for event in server.events] == [AgentReport]
 
@@ -520,7 +538,7 @@ def test_where_the_head_ends_the_job_no_host_is_waited_for(server):
     assert server.received(client) == [SignalWorker(signal.SIGKILL)]
     client.send(FaultNotInjected(1, "kill", "it has ended"))
     wait_until(lambda: len(server.events) == 3)
-    wanted = AgentSignalled(1, 15), WorkerExited(1, -15), FaultNotInjected(1, "kill", "it has ended")
+    wanted = AgentSignalled(1, signal.SIGTERM), WorkerExited(1, -15), FaultNotInjected(1, "kill", "it has ended")
     assert sorted(map(repr, server.events)) == sorted(map(repr, wanted))
 
 
@@ -578,7 +596,7 @@ def test_an_agent_that_comes_before_the_loss_of_the_other_is_known_takes_its_pla
     earlier.close()
     wait_until(lambda: len(waiting.events) == 3)
     assert [type(event) for event in waiting.events] == [AgentLost, AgentConnected, AgentReport]
-    assert waiting.agents.usable_agents == {0, 1}
+    assert waiting.roster.usable(()) == {0, 1}
     waiting.begin_next_attempt()
     assert waiting.received(later) == [NextAttempt(2, (1,))]
 
@@ -603,9 +621,8 @@ def test_an_agent_is_taken_in_the_place_of_a_lost_one_in_the_next_attempt_with_i
 
 def test_the_agent_of_a_drained_pod_leaves_before_the_next_attempt_and_the_others_stay(waiting):
     first, second = run_both(waiting)
-    waiting.order(Finish(JobOutcome(EndReason.PREEMPTED, drained=frozenset({1}))))
-    wait_until(lambda: waiting.agents.drained)
-    assert waiting.agents.usable_agents == {0}
+    waiting.end_attempt(JobOutcome(EndReason.PREEMPTED, drained=frozenset({1})))
+    assert waiting.roster.usable(()) == {0}
     waiting.begin_next_attempt(awaited={1: "h2"})
     assert waiting.received(first) == [NextAttempt(2, (0,))]
     assert waiting.received(second) == [Shutdown(75, leaves=True)]

@@ -66,11 +66,6 @@ def later(*steps):
     return thread
 
 
-def close(agents):
-    for one in agents:
-        one.connection.close()
-
-
 def test_a_new_job_begins_once_an_agent_of_each_other_host_is_there(port):
     said = AgentSignalled(2, 15)
     thread = later(
@@ -83,7 +78,6 @@ def test_a_new_job_begins_once_an_agent_of_each_other_host_is_there(port):
     assert result.record is None
     sent = {one.agent: one.messages for one in result.agents if one.messages}
     assert sent[1] == (AgentConnected(1, "h2"),) and sent[2][0] == AgentConnected(2, "h3")
-    close(result.agents)
 
 
 def test_the_first_record_decides_whoever_is_missing(port):
@@ -92,7 +86,6 @@ def test_the_first_record_decides_whoever_is_missing(port):
     thread.join()
     assert (result.record, result.host) == (RECORD, "h3")
     assert [one.messages for one in result.agents] == [(AgentConnected(2, "h3"),)]  # no log gets the record
-    close(result.agents)
 
 
 def test_when_the_time_for_the_start_is_over_the_job_begins_and_says_who_is_missing(port):

@@ -13,6 +13,7 @@ import pytest
 
 from jaxrun.protocol.agent_messages import AgentToHead, HeadToAgent
 from jaxrun.protocol.codec import message_types
+from jaxrun.protocol.names import CHILD_OF
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 from jaxrun.records.event_log.actions import Action
 from jaxrun.records.event_log.events import Event
@@ -67,11 +68,19 @@ for name in {_MODULES!r}:
 @pytest.mark.parametrize(
     ("module", "slow"),
     [
-        ("jaxrun.cli.main", "asyncio subprocess socket logging json pathlib jaxrun.protocol.worker_messages"),
-        ("jaxrun.node.forkserver.early", "re dataclasses pathlib click json"),
+        (
+            "jaxrun.cli.main",
+            "asyncio subprocess socket logging json pathlib jaxrun.protocol.worker_messages",
+        ),
+        ("jaxrun.node.forkserver.early", "re msgspec pathlib click json"),
+        (
+            "jaxrun.controller.supervisor.local_job",
+            "dataclasses difflib ipaddress random secrets shutil statistics subprocess tempfile",
+        ),
+        ("jaxrun.node.agent.__main__, jaxrun.node.agent.agent_process", "dataclasses ipaddress random statistics"),
     ],
 )
-def test_the_command_line_and_the_early_fork_server_import_little(module, slow):
+def test_a_start_imports_little(module, slow):
     result = _python(f"import {module}; print(*sys.modules)")
     assert result.returncode == 0, result.stderr
     assert set(slow.split()).isdisjoint(result.stdout.split())
@@ -137,6 +146,21 @@ def test_a_module_is_imported_by_a_string_only_where_a_table_or_a_message_names_
         "jaxrun.spec.backends.planning",  # the table of backends
         "jaxrun.protocol.payload",  # a function of the runtime that a message names
     }
+
+
+def test_names_of_jaxruns_variables_stand_in_one_file() -> None:
+    """A child's sitecustomize, which imports next to nothing, repeats one name."""
+    coined, of_fields = [], {"jaxrun.protocol.env", "jaxrun.cli.defaults"}
+    for path in [*(_LAUNCHER / "jaxrun").rglob("*.py"), *_RUNTIME_FILES]:
+        module = _module(path)
+        for node in ast.walk(_tree(path)) if module != "jaxrun.protocol.names" else ():
+            if isinstance(node, ast.Constant) and re.fullmatch("JAXRUN_[A-Z_]*", str(node.value)):
+                coined.append((module, node.value))
+            if isinstance(node, ast.JoinedStr) and ast.unparse(node.values[0]).count("RESERVED_PREFIX"):
+                coined.append((module, ast.unparse(node)))
+            if isinstance(node, ast.BinOp) and ast.unparse(node.left) == "RESERVED_PREFIX" and module not in of_fields:
+                coined.append((module, ast.unparse(node)))
+    assert coined == [("jaxrun_runtime.child_site.sitecustomize", CHILD_OF)]
 
 
 def test_frontends_import_the_public_surface_and_no_more() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, jaxrun
+from harness import TIME_LIMIT, jaxrun, make_environment
 
+from jaxrun.frontends.doctor.start import fixed_fault_handler
 from jaxrun.protocol.worker_command import runtime_directory
 
 
@@ -91,7 +93,8 @@ def test_to_the_doctor_a_job_that_cannot_start_is_a_failure_with_the_reason(fold
     done = run(folder, "doctor", JAX_PLATFORMS="cpu", PYTHONPATH=path)
     assert done.returncode == 69, done.stdout
     assert "FAIL  start" in done.stdout and "no jax today" in done.stdout
-    assert done.stdout.splitlines()[-1] == "jaxrun doctor: 1 failure"
+    warning = " and 1 warning" if fixed_fault_handler(platform.python_version()) else ""
+    assert done.stdout.splitlines()[-1] == f"jaxrun doctor: 1 failure{warning}"
 
 
 CLOSED = {"stdin": "0<&-", "stdout": ">&-", "stderr": "2>&-", "both outputs": ">&- 2>&-", "all": "0<&- >&- 2>&-"}
@@ -200,3 +203,23 @@ def test_bytes_that_are_no_utf8_arrive_in_program_and_arguments(tmp_path: Path) 
 
 
 # ---- a full disk
+
+
+def test_a_module_that_another_python_at_hand_has_is_named_with_that_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import onlythere.part\n")
+    python = Path(make_environment(tmp_path / "env"))
+    (packages,) = (tmp_path / "env").glob("lib/*/site-packages")
+    (packages / "onlythere").mkdir()
+    for name in ("__init__", "__main__", "part"):
+        (packages / "onlythere" / f"{name}.py").touch()
+    slow = tmp_path / "slow" / "bin" / "python"  # one that fails is passed over
+    slow.parent.mkdir(parents=True)
+    slow.write_text("#!/bin/sh\nexit 1\n")
+    slow.chmod(0o755)
+    environ = {"VIRTUAL_ENV": str(tmp_path / "slow"), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    failed = jaxrun(tmp_path, "-n", "1", "train.py", env=environ)
+    refused = run(tmp_path, "-m", "onlythere", **environ)
+    assert (failed.code, refused.returncode) == (1, 2), (failed, refused)
+    for text in (failed.err, refused.stderr):
+        words = " ".join(text.split())
+        assert f", but for {python}." in words and "start the job with that Python: python -m jaxrun …" in words, text

@@ -10,7 +10,9 @@ from fakes import Screen
 from listener_thread import wait_until
 from test_silence import LIMIT, Clock
 
-from jaxrun.controller.supervisor.agent_connections import AgentConnections, HostWatches, RemoteOutput
+from jaxrun.controller.supervisor.host_watches import HostWatches
+from jaxrun.controller.supervisor.remote_output import RemoteOutput
+from jaxrun.controller.supervisor.transport import LinkHandler, Transport
 from jaxrun.errors import ProtocolError
 from jaxrun.node.agent.pipes import READ_BYTES
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT, Connection
@@ -191,88 +193,91 @@ def loop():
     loop.close()
 
 
+LINK = 1  # the first
+
+
 @pytest.fixture
-def connections(loop, ends):
-    """Those to one agent, of rank 3; the head's end has a reader in `loop`."""
-    loop.add_reader(ends[0].fileno(), 0, lambda: None)
-    connections = AgentConnections(loop, {3: (3,)})
-    connections.add(3, ends[0])
-    return connections
+def transport(loop, ends):
+    """With the head's end of one connection, read in `loop`."""
+    made = Transport()
+    assert made.add(ends[0]) == LINK
+    made.attach(loop, LinkHandler(*[lambda *what: None] * 3))
+    return made
 
 
-def send_much(connections):
+def send_much(transport):
     for _ in range(TIMES):
-        connections.send((3,), LARGE)
+        transport.send((LINK,), LARGE)
 
 
-def test_bytes_that_the_network_does_not_take_are_sent_when_it_does(loop, ends, connections):
+def test_bytes_that_the_network_does_not_take_are_sent_when_it_does(loop, ends, transport):
     head, agent = ends
-    send_much(connections)
+    send_much(transport)
     assert head.unsent_bytes
     loop.run_once(0.0)
     assert head.unsent_bytes  # the agent has read nothing
     assert receive(agent, TIMES, lambda: loop.run_once(0.001)) == [LARGE] * TIMES
     assert not head.unsent_bytes
-    connections.send((3,), OutputCredit(1))
+    transport.send((LINK,), OutputCredit(1))
     assert receive(agent, 1) == [OutputCredit(1)]
 
 
-def test_a_host_that_was_asked_has_answered_also_where_more_is_on_its_way(loop, ends, connections, monkeypatch):
+def test_a_host_that_was_asked_has_answered_also_where_more_is_on_its_way(loop, ends, transport, monkeypatch):
     head, agent = ends
     monkeypatch.setattr(
         Connection, "silence_s", lambda self, *, only_data=False: 60.0
     )  # so only what it acknowledges counts
     watches = HostWatches(LIMIT, Clock())
-    watches.ask(connections)
-    wait_until(lambda: not watches.unanswered(connections))
-    send_much(connections)
-    assert head.acknowledged_bytes() < head.queued_bytes and watches.unanswered(connections) == []
-    watches.ask(connections)
-    assert watches.unanswered(connections) == [(3, head)]
+    watches.ask(transport)
+    wait_until(lambda: not watches.unanswered(transport))
+    send_much(transport)
+    assert head.acknowledged_bytes() < head.queued_bytes and watches.unanswered(transport) == []
+    watches.ask(transport)
+    assert watches.unanswered(transport) == [LINK]
     assert len(receive(agent, TIMES, lambda: loop.run_once(0.001))) == TIMES
-    wait_until(lambda: not watches.unanswered(connections))
+    wait_until(lambda: not watches.unanswered(transport))
     watches.close()
 
 
-def test_a_host_whose_agent_is_stopped_has_answered_once_anything_is_heard_of_its_kernel(connections, monkeypatch):
+def test_a_host_whose_agent_is_stopped_has_answered_once_anything_is_heard_of_its_kernel(transport, monkeypatch):
     watches = HostWatches(LIMIT, clock := Clock())
-    while not connections.used()[0][1].unsent_bytes:
-        connections.send((3,), LARGE)
+    while not transport.connection(LINK).unsent_bytes:
+        transport.send((LINK,), LARGE)
     monkeypatch.setattr(Connection, "silence_s", lambda self, *, only_data=False: clock.now - heard_at)
     heard_at = clock.now
-    watches.ask(connections)
+    watches.ask(transport)
     clock.now += 1.0
-    assert [agent for agent, _ in watches.unanswered(connections)] == [3]
+    assert watches.unanswered(transport) == [LINK]
     heard_at = clock.now
-    assert watches.unanswered(connections) == []
+    assert watches.unanswered(transport) == []
     watches.close()
 
 
-def test_beats_keep_a_host_busy_that_reads_and_reach_nobody(ends, connections):
+def test_beats_keep_a_host_busy_that_reads_and_reach_nobody(ends, transport):
     head, agent = ends
     watches = HostWatches(LIMIT, clock := Clock())
     for _ in range(3):
         sent = head.queued_bytes
-        assert watches.check(connections) == ([], "") and head.queued_bytes > sent
+        assert watches.check(transport) == ([], "") and head.queued_bytes > sent
         wait_until(lambda: head.acknowledged_bytes() == head.queued_bytes)
         sent = head.queued_bytes
-        assert watches.check(connections) == ([], "") and head.queued_bytes == sent  # not yet due
+        assert watches.check(transport) == ([], "") and head.queued_bytes == sent  # not yet due
         clock.now += LIMIT.beat_interval
-    connections.send((3,), OutputCredit(1))
+    transport.send((LINK,), OutputCredit(1))
     assert receive(agent) == [OutputCredit(1)]
     while not head.unsent_bytes:  # the agent is stopped
-        connections.send((3,), LARGE)
+        transport.send((LINK,), LARGE)
     sent = head.queued_bytes
-    assert watches.check(connections) == ([], "") and head.queued_bytes == sent
+    assert watches.check(transport) == ([], "") and head.queued_bytes == sent
     watches.close()
 
 
-def test_many_agents_get_beats_less_often(ends, connections):
+def test_many_agents_get_beats_less_often(ends, transport):
     head, _ = ends
     watches = HostWatches(SilenceLimit.of_head(2.0, 1001), clock := Clock())
     sent = []
     for _ in range(3):
-        watches.check(connections)
+        watches.check(transport)
         sent.append(head.queued_bytes)
         wait_until(lambda: head.acknowledged_bytes() == head.queued_bytes)
         clock.now += LIMIT.beat_interval
@@ -280,28 +285,25 @@ def test_many_agents_get_beats_less_often(ends, connections):
     watches.close()
 
 
-def test_the_head_loses_a_silent_host_and_says_where_probes_are_of_no_use(ends, connections, monkeypatch):
+def test_the_head_loses_a_silent_host_and_says_where_probes_are_of_no_use(ends, transport, monkeypatch):
     head = ends[0]
     watches = HostWatches(LIMIT, clock := Clock())
     monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: errno.EINPROGRESS)  # a firewall drops it
     notice = ""
     while not notice:
-        lost, notice = watches.check(connections)
+        lost, notice = watches.check(transport)
         assert lost == []
         clock.now = watches.next_check
     monkeypatch.setattr(Connection, "silence_s", lambda self, *, only_data=False: 8.0)
-    assert (
-        watches.check(connections) == ([(3, head)], "")
-        and head.lost_reason == "nothing was heard from its host for 8 s"
-    )
+    assert watches.check(transport) == ([LINK], "") and head.lost_reason == "nothing was heard from its host for 8 s"
     reason = "such a host is lost after 8 s of silence, not after 2 s"
     assert notice == f"jaxrun: 127.0.0.1 answers no probes, as behind a firewall: {reason}"
     watches.close()
 
 
-def test_an_idle_loop_does_not_wake_up_to_send(loop, ends, connections, monkeypatch):
+def test_an_idle_loop_does_not_wake_up_to_send(loop, ends, transport, monkeypatch):
     _, agent = ends
-    send_much(connections)
+    send_much(transport)
     flushed = []
     monkeypatch.setattr(Connection, "flush", lambda self: flushed.append(self))
     began = time.monotonic()
@@ -314,23 +316,23 @@ def test_an_idle_loop_does_not_wake_up_to_send(loop, ends, connections, monkeypa
     assert not flushed
 
 
-def test_the_last_messages_are_sent_without_the_loop_as_far_as_time_allows(loop, ends, connections):
+def test_the_last_messages_are_sent_without_the_loop_as_far_as_time_allows(loop, ends, transport):
     head, agent = ends
-    send_much(connections)
-    connections.flush(0.01)
+    send_much(transport)
+    transport.flush(0.01)
     assert head.unsent_bytes  # the agent has read nothing
-    assert receive(agent, TIMES, lambda: connections.flush(0.01)) == [LARGE] * TIMES
-    connections.flush(60.0)  # returns at once
+    assert receive(agent, TIMES, lambda: transport.flush(0.01)) == [LARGE] * TIMES
+    transport.flush(60.0)  # returns at once
 
 
-def test_the_head_grants_credit_for_the_output_that_it_consumed(loop, ends, connections):
-    head, agent = ends
+def test_the_head_grants_credit_for_the_output_that_it_consumed(ends, transport):
+    _, agent = ends
     screen = Screen()
-    output = RemoteOutput(screen, connections)
-    output.handle(3, head, OutputChunk(3, "out", bytes(2**15)))
+    output = RemoteOutput(screen, transport)
+    output.handle(3, LINK, OutputChunk(3, "out", bytes(2**15)))
     output.acknowledge()
     assert agent.receive() == []
-    output.handle(3, head, OutputChunk(3, "err", bytes(2**16)))
+    output.handle(3, LINK, OutputChunk(3, "err", bytes(2**16)))
     screen.congested = True
     output.acknowledge()
     assert agent.receive() == []
@@ -342,8 +344,8 @@ def test_the_head_grants_credit_for_the_output_that_it_consumed(loop, ends, conn
         (3, "out", 2**15),
         (3, "err", 2**16),
     ]
-    output.handle(3, head, OutputChunk(3, "out", bytes(2**16)))
-    output.forget(head)
+    output.handle(3, LINK, OutputChunk(3, "out", bytes(2**16)))
+    output.forget(LINK)
     output.acknowledge()
     assert agent.receive() == []
 
@@ -367,3 +369,27 @@ def test_both_ends_of_a_connection_over_tcp_have_tags_and_messages_pass():
         assert head.receive() == [WorkerSpawned(3, number)]
     head.close()
     agent.close()
+
+
+def test_a_host_is_probed_as_soon_as_it_connects_so_that_it_is_lost_in_time_also_at_the_start(
+    ends, transport, monkeypatch
+):
+    head = ends[0]
+    watches = HostWatches(LIMIT, clock := Clock())
+    watches.begin(head)
+    probe = socket.socket.connect_ex
+    answers = iter([True])  # to the first probe; then it has lost its power
+    monkeypatch.setattr(
+        socket.socket,
+        "connect_ex",
+        lambda self, address: probe(self, address) if next(answers, False) else errno.EINPROGRESS,
+    )
+    monkeypatch.setattr(Connection, "silence_s", lambda self, *, only_data=False: clock.now - begun)
+    begun = clock.now
+    lost: list[int] = []
+    while not lost and clock.now - begun < 10:
+        clock.now = watches.next_check
+        lost, notice = watches.check(transport)
+        assert notice == ""
+    assert head.lost_reason == "nothing was heard from its host for 2 s" and clock.now - begun < 3.0
+    watches.close()

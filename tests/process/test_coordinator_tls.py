@@ -7,7 +7,6 @@ import ssl
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ import jax
 import pytest
 from coordinator_stranger import ask_by_tls, ask_plainly
 from harness import TIME_LIMIT, jaxrun, started
+from msgspec.structs import replace
 
 from jaxrun.controller.head.certificates import CertificateAuthority
 from jaxrun.protocol.env import WorkerEnv

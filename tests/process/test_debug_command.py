@@ -16,6 +16,8 @@ import jsonschema
 import pytest
 from dap_client import DapClient
 from harness import started, wait_until
+from msgspec import UNSET, to_builtins
+from msgspec.structs import replace
 
 from jaxrun.files import loopback
 from jaxrun.frontends.debugger import session
@@ -48,6 +50,7 @@ class Debug:
     def configuration(self) -> dict[str, object]:
         document = json.loads(self.process.stdout.readline())
         jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+        self.port = document["configuration"]["connect"]["port"]
         return document["configuration"]
 
     def connect(self) -> DapClient:
@@ -151,6 +154,60 @@ def test_a_killed_jaxrun_debug_lets_the_rank_go_on_and_it_can_be_debugged_again(
         assert job.end().code == 0
 
 
+def connect_only(editor, program):
+    """Phase 1: only the port is tried."""
+
+
+def initialize(editor, program):
+    editor.request("initialize", adapterID="debugpy", clientID="test", pathFormat="path")
+
+
+def attach(editor, program):
+    editor.attach(program)
+
+
+def stop(editor, program):
+    editor.attach(program, (LOOP,))
+    editor.stopped()
+
+
+def check_end_of_editor(job, program, phase, *, reset):
+    """The rank continues after the end of an editor's connection in this phase, and can be debugged again."""
+    with debugging(job.run_dir, "--rank", "1") as debug:
+        editor = debug.connect()
+        phase(editor, str(program))
+        editor.close(reset=reset)
+        if phase is connect_only:
+            editor = DapClient(debug.port)
+            editor.attach(str(program))
+            editor.close()
+        assert "has let go of rank 1" in debug.end()
+    assert top(job.run_dir)[1] != "is debugged"
+
+
+def test_an_editor_that_is_killed_before_it_attaches_lets_the_rank_go_on(tmp_path):
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    with started(tmp_path, "-n", "2", "--timeout", "15", "waits.py") as job:
+        job.wait_for_output("ready", 2)
+        check_end_of_editor(job, program, initialize, reset=True)
+        (tmp_path / "go").touch()
+        assert job.end().code == 0
+
+
+@pytest.mark.extended
+def test_the_end_of_an_editors_connection_in_any_phase_ends_the_session(tmp_path):
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    with started(tmp_path, "-n", "2", "--timeout", "90", "waits.py") as job:
+        job.wait_for_output("ready", 2)
+        for phase in (connect_only, initialize, attach, stop):
+            for reset in (False, True):
+                check_end_of_editor(job, program, phase, reset=reset)
+        (tmp_path / "go").touch()
+        assert job.end().code == 0
+
+
 @pytest.mark.extended
 def test_a_rank_without_debugpy_says_what_to_install_and_goes_on(tmp_path):
     (tmp_path / "waits.py").write_text("import sys; sys.modules['debugpy'] = None\n" + WAITS)
@@ -201,8 +258,8 @@ def test_what_is_missing_on_this_side_is_said_at_once(tmp_path):
 def test_the_configuration_says_where_staged_files_are_on_the_host_of_the_rank():
     plain = session.make_configuration(3, 5678, {})
     staged = session.make_configuration(3, 5678, {"/home/me/src": "/tmp/jaxrun-1000/ab"})
-    mappings = staged.pop("pathMappings")
-    assert mappings == [{"localRoot": "/home/me/src", "remoteRoot": "/tmp/jaxrun-1000/ab"}] and staged == plain
+    assert to_builtins(staged)["pathMappings"] == ({"localRoot": "/home/me/src", "remoteRoot": "/tmp/jaxrun-1000/ab"},)
+    assert plain == replace(staged, pathMappings=UNSET) and "pathMappings" not in to_builtins(plain)
 
 
 def test_only_a_connection_of_the_same_user_is_accepted(monkeypatch):
@@ -228,6 +285,21 @@ def test_a_connection_that_its_owner_has_closed_or_reset_is_not_accepted():
         with loopback.accept_own(listener) as accepted:
             assert accepted.getpeername() == kept.getsockname()
         kept.close()
+
+
+def test_of_several_connections_the_first_that_says_something_is_accepted():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed, reset, silent, speaks = (socket.create_connection(listener.getsockname()) for _ in range(4))
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        closed.close()
+        reset.close()
+        speaks.sendall(b"Content-Length: 0")
+        with loopback.accept_own_that_speaks(listener) as accepted:
+            assert accepted.getpeername() == speaks.getsockname() and accepted.recv(99) == b"Content-Length: 0"
+            assert silent.recv(1) == b""
+            speaks.close()
+            loopback.wait_until_closed(accepted)
+        silent.close()
 
 
 # ---- --debug and --debug-post-mortem
@@ -276,6 +348,26 @@ def test_ranks_wait_at_their_first_line_and_a_failed_one_keeps_its_frames(tmp_pa
             debug.end()
         result = job.end()
     assert result.code == 1 and "rank 1 of 2 raised ValueError" in result.err and result.verdict()["culprits"] == [1]
+
+
+@pytest.mark.extended
+def test_an_editor_that_is_killed_leaves_ranks_that_wait_for_one_to_the_next(tmp_path):
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    (tmp_path / "go").touch()
+    with started(tmp_path, "-n", "2", "--debug", "--timeout", "60", "waits.py") as job:
+        assert any("wait for an editor" in line for line in iter(job.process.stderr.readline, ""))
+        with debugging(job.run_dir, "--rank", "1") as debug:
+            editor = debug.connect()
+            initialize(editor, program)
+            editor.close(reset=True)
+            assert "has let go of rank 1" in debug.end()
+        assert top(job.run_dir) == {0: "is debugged", 1: "is debugged"}
+        with debugging(job.run_dir, "--rank", "1") as debug:
+            editor = debug.connect()
+            editor.attach(str(program))
+            assert job.end().code == 0
+            editor.close()
 
 
 @pytest.mark.extended

@@ -5,6 +5,8 @@ What the commands of docs/ do has tests of its own, so that these are run in the
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import re
 import runpy
@@ -13,18 +15,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import notebooks
 import pytest
 from harness import MISBEHAVE, TIME_LIMIT, started, wait_until
 from pages import ROOT, Example, examples, files
 
+import jaxrun
+import jaxrun_runtime
 from jaxrun.cli.main import main
 from jaxrun.cli.run_dir_commands import COMMANDS
-from jaxrun.protocol.codec import FRAME_VERSION, message_types
+from jaxrun.frontends.pytest_plugin import fixtures as pytest_fixtures
+from jaxrun.frontends.pytest_plugin.plugin import MARKER
+from jaxrun.protocol.codec import message_types
 from jaxrun.protocol.job_messages import SOCKET_VERSION, FromClient, Request, StacksRequest, ToClient
 from jaxrun.records.event_log.event_log import LOGGED_TYPES
 from jaxrun.records.rundir.running_job import find_running_job
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY")),
+    *sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/clusters").glob("*.md")]),
+]
 MATRIX_ROW = re.compile(r'^@row\("(.*?)", ', re.MULTILINE)
 NOT_RUN = "scripts/test"  # which runs this test
 # In a pytest of an example, importing hypothesis would take longer than all the rest.
@@ -109,12 +120,32 @@ def test_the_pages_have_commands_and_programs_and_the_readme_fits_a_few_screens(
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "docker/README.md"], ids=lambda page: page.name)
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
+def test_every_file_and_every_heading_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"`((?:launcher|runtime|scripts|tests|docs)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), name
-    for name in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-        assert (page.parent / name).exists(), name
+    for name, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        target = page.parent / name if name else page
+        assert target.exists(), name
+        assert not anchor or anchor in anchors(target.read_text()), f"{name}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """The names of a page's headings in links, as GitHub makes them, and those that the page gives itself."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = [title.replace("`", "").lower() for title in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles} | set(
+        re.findall(r'id="([^"]+)"', text)
+    )
+
+
+@pytest.mark.extended
+def test_the_notebook_of_the_gallery_runs_and_is_what_the_page_shows(tmp_path: Path) -> None:
+    cells = [cell["source"] for cell in json.loads((ROOT / "docs/gallery.ipynb").read_text())["cells"]]
+    assert "\n\n".join(cells) in (ROOT / "docs/gallery.md").read_text()
+    start, sums, ranks, stop = notebooks.execute(tmp_path, dict(enumerate(cells))).values()
+    assert not (start.error or sums.error or ranks.error or stop.error), (start, sums, ranks, stop)
+    assert "sum over 4 ranks: 28.0" in sums.text and ranks.result == "(0, 1, 2, 3)"
 
 
 def test_every_module_that_how_it_works_names_is_one_file() -> None:
@@ -126,22 +157,48 @@ def test_every_module_that_how_it_works_names_is_one_file() -> None:
     assert {name: places for name, places in found.items() if not places or ("/" in name and len(places) > 1)} == {}
 
 
-def test_the_page_of_the_api_is_what_the_script_makes_of_the_docstrings() -> None:
-    page = runpy.run_path(str(ROOT / "scripts" / "api.d" / "page.py"))
-    assert (ROOT / "docs" / "api.md").read_text() == page["make_page"](), "run scripts/api"
+def test_the_page_of_the_api_has_each_public_name_and_no_other() -> None:
+    """The site has the docstrings; the page itself has what is no function or class."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    functions = {f"{module.__name__}.{name}" for module in (jaxrun, jaxrun_runtime) for name in dir(module)}
+    directives = set(re.findall(r"^\.\. auto\w+:: (\S+)$", page, re.MULTILINE))
+    tables = {f"jaxrun_runtime.{name}" for name in re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)}
+    public = {name for name in functions if "._" not in name}
+    assert public - tables - directives == set() and directives <= public
+    fixtures = re.findall(r"^def (\w+)\(", inspect.getsource(pytest_fixtures), re.MULTILINE)
+    assert {name for name in fixtures if hasattr(getattr(pytest_fixtures, name), "name")} <= set(
+        re.findall(r"`(\w+)`", page)
+    )
+    assert MARKER.partition(": ")[0] in page
 
 
-def test_the_page_for_programs_names_options_and_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "llms.txt").read_text()
-    assert len(text.splitlines()) <= 60
+def test_what_a_docstring_says_of_each_name_is_a_definition_on_the_site() -> None:
+    convert = runpy.run_path(str(ROOT / "docs/site/docstrings.py"))["convert"]
+    docstring = "Runs it.\n\nrank, host:  of the first\n             rank\nsize:  of all\n\nRaises X: if not."
+    made = "Runs it.\n\n``rank, host``\n    of the first\n    rank\n``size``\n    of all\n\nRaises X: if not.\n"
+    assert "\n".join(convert(docstring.splitlines())) == made
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    contents = runpy.run_path(str(ROOT / "docs/site/navigation.py"))["CONTENTS"]
+    named = [ROOT / f"{name}.md" for pages in contents.values() for name in pages]
+    assert sorted(named) == sorted([*PAGES[1:], ROOT / "docker/README.md"])
+
+
+@pytest.mark.parametrize(("page", "lines"), [("llms.txt", 60), ("cheatsheet.md", 80)])
+def test_the_short_pages_name_options_and_commands_that_exist(
+    page: str, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert len(text.splitlines()) <= lines
     assert main(["--help-all"]) == 0
     known = capsys.readouterr().out
     for name, command in COMMANDS.items():
         known += f" {name} " + " ".join(" ".join(option.opts) for option in command.params)
-    named = set(re.findall(r"(?<![\w-])--[a-z-]+", text)) - {"--steps"}  # the program's
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) - {"--steps", "--lr"}  # the program's
     assert [option for option in sorted(named) if not re.search(rf"{option}(?![\w-])", known)] == []
-    commands = set(re.findall(r"^jaxrun ([a-z]+) ", text, re.MULTILINE))
-    assert commands >= {"list", "top", "stacks", "explain", "doctor"} and commands <= COMMANDS.keys() | {"doctor"}
+    commands = set(re.findall(r"^(?:\| `)?jaxrun ([a-z]+)[ `]", text, re.MULTILINE)) - {"train"}
+    assert commands >= {"list", "top", "stacks", "doctor"} and commands <= COMMANDS.keys() | {"doctor"}
 
 
 def test_the_page_of_the_event_log_has_each_message_of_it() -> None:
@@ -176,7 +233,7 @@ def test_the_page_of_the_socket_has_each_message_of_it() -> None:
     page = (ROOT / "docs" / "event-log.md").read_text()
     names = [*message_types(FromClient), *message_types(ToClient), *message_types(Request)]
     assert [name for name in names if f"`{name}`" not in page] == []
-    assert f"version={SOCKET_VERSION}," in page and f'"v": {FRAME_VERSION},' in page
+    assert f"version={SOCKET_VERSION})" in page and '"v": ' not in page
 
 
 def test_the_example_of_a_backend_is_the_one_that_is_tested() -> None:
@@ -187,7 +244,7 @@ def test_the_matrix_has_every_row_that_is_tried_and_no_failure() -> None:
     tests = sorted((ROOT / "tests/cluster").glob("*.py"))
     tried = [row for path in tests for row in MATRIX_ROW.findall(path.read_text())]
     matrix = (
-        (ROOT / "docs/clusters.md").read_text().partition("<!-- matrix -->")[2].partition("<!-- end of matrix -->")[0]
+        (ROOT / "docs/evidence.md").read_text().partition("<!-- matrix -->")[2].partition("<!-- end of matrix -->")[0]
     )
     assert len(tried) > 10
     for row in tried:

@@ -67,7 +67,7 @@ def test_nodes_are_read_from_scontrol(tmp_path):
 
 def test_bash_can_read_a_batch_script_whose_names_need_quotes():
     job = Job(program=("my 'train'.py",), backend="slurm", hosts=2, tag='it\'s a "run" # 3')
-    text = sbatch.sbatch_script(job, ["-n", "4", *job.program], directory="/home/me/my project", file="my job.sh")
+    text = sbatch.sbatch_script(job, directory="/home/me/my project", file="my job.sh")
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness import MISBEHAVE, TIME_LIMIT, is_alive, jaxrun, process_state, started, wait_until, write_fake_runtime
 
-from jaxrun.node.agent.process_tree import children
+from jaxrun.files.procfs import children
 from jaxrun.records.history.explain import explain_run
 
 

@@ -69,7 +69,7 @@ def test_its_definitions_are_the_same_on_both_sides_it_never_imports_jax_and_end
 START = "gang = jaxrun.Gang(processes=2); print(gang.run(rank))\n"
 ENDINGS = {
     "in a thread's call": (f"{START}threading.Thread(target=gang.run, args=(time.sleep, 0.3)).start()", 0),
-    "with a broken one": (f"{START}gang.mark_broken('x')", 0),
+    "with a broken one": (f"{START}from jaxrun.frontends.gang.gang import mark_broken; mark_broken(gang, 'x')", 0),
     "with several, one of which nobody refers to": (
         "jaxrun.Gang(processes=1).run(rank)\n"
         f"other = jaxrun.Gang(processes=1)\n{START}other.restart(); other.run(rank); sys.exit(3)",

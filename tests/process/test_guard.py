@@ -1,5 +1,6 @@
 """The guard kills everything that a launcher leaves behind when it dies by kill -9."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from harness import TIME_LIMIT, is_alive, kill, wait_until, wait_until_dead
 
 from jaxrun.node.agent.guard import find_marked, job_marker
+from jaxrun.node.agent.mpi_memory import mapped_files, remove_files
 
 # A launcher with a guard, a child that carries the job's mark, and the child's daemon in its own session.
 LAUNCHER = """
@@ -21,13 +23,15 @@ daemon = f"setsid sh -c 'echo $$ >> {pid_file}; sleep 600' & echo $$ >> {pid_fil
 child = subprocess.Popen(["sh", "-c", daemon], env={**os.environ, "JAXRUN_JOB_ID": job_id})
 while not (os.path.exists(pid_file) and len(open(pid_file).read().split()) == 2):
     time.sleep(0.01)
+if order.startswith("/"):
+    guard.add_file(order)
 if order == "disarm a stopped one":
     os.kill(guard.pid, 19)
 if order.startswith("disarm"):
     guard.disarm()
     guard.disarm()
 print(guard.pid, child.pid, flush=True)
-if order == "wait":
+if order == "wait" or order.startswith("/"):
     time.sleep(600)
 child.kill()
 """
@@ -70,6 +74,24 @@ def test_a_launcher_that_forgets_its_guard_leaves_nothing_either(launch):
     launcher, guard, pids = launch("exit")
     assert launcher.wait(TIME_LIMIT) == 0
     wait_until_dead(*pids, guard)
+
+
+def test_what_ranks_of_mpich_have_mapped_is_known_and_removed_if_the_agent_is_killed(launch):
+    path = Path(f"/dev/shm/mpich_shm_{os.urandom(4).hex()}_0")
+    path.write_bytes(bytes(4096))
+    try:
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+            assert mapped_files(os.getpid()) == {str(path)}
+            launcher, guard, pids = launch(str(path))
+            launcher.kill()
+            launcher.wait()
+            wait_until_dead(*pids, guard)
+            assert not path.exists()
+            assert mapped_files(os.getpid()) == set(), "nobody has the name of a deleted file"
+        assert mapped_files(2**22) == set()
+        remove_files([str(path)])  # it is gone already
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("order", ["disarm", "disarm a stopped one"])

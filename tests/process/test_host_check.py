@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from agent_by_hand import CLEAN, ByHand, remote_jobs
 from harness import daemons, jaxrun, seconds_of_daemons, started, wait_until
+from msgspec.structs import replace
 
 from jaxrun.protocol.agent_messages import AgentReport, HostCheck, NextAttempt
 

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,6 +12,7 @@ import jaxlib
 import numpy
 import pytest
 from harness_worker import environment
+from msgspec.structs import replace
 
 import jaxrun_runtime as jr
 from jaxrun.errors import ProtocolError

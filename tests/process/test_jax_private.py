@@ -113,7 +113,7 @@ def test_with_nothing_left_lockstep_sees_nothing(monkeypatch):
     [
         ("jax._src.api", "clean_up", ["exit barrier"]),
         ("jax._src.distributed", "global_state", ["whose coordinator"]),
-        ("jaxlib._jax", "DistributedRuntimeClient", ["whose coordinator"]),
+        ("jaxlib._jax", "DistributedRuntimeClient", ["whose coordinator", "which barrier"]),
         ("jaxlib._jax", "make_gloo_tcp_collectives", ["own name"]),
         ("jax._src.compiler", "get_compile_options", [_GLOO]),
         ("jaxlib.xla_client", "DeviceList", [_GLOO]),

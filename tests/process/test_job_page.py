@@ -21,9 +21,11 @@ from typing import Any
 
 import pytest
 from browser import BROWSER, FLAGS, needs_browser, run_page, with_probe
-from harness import TIME_LIMIT, Job, started, wait_until, write_fake_runtime
+from harness import TIME_LIMIT, Job, jaxrun, started, wait_until, write_fake_runtime
 
+from jaxrun.analysis.verdict.goodput_text import Goodput, Period
 from jaxrun.cli.main import main
+from jaxrun.frontends.job_page.document import read_outputs, whole_document
 from jaxrun.frontends.job_page.page import format_page
 from jaxrun.frontends.job_page.server import JobPage, find_job
 from jaxrun.frontends.job_page.timeline import timeline_content
@@ -69,7 +71,7 @@ def serving(folder: Path) -> Iterator[Page]:
         finally:
             top.send_signal(signal.SIGINT)
             _, rest = top.communicate(timeout=TIME_LIMIT)
-    assert top.returncode == 130 and "Traceback" not in rest
+    assert (top.returncode, rest.strip()) == (130, "")
 
 
 Served = tuple[Path, Job, Page]
@@ -91,15 +93,18 @@ def test_only_the_address_with_the_token_is_answered(served: Served) -> None:
     assert page.get(f"/{page.token}/document.json", host="evil.example")[0] == 403
     assert page.get(f"/{page.token}/../../etc/passwd")[0] == page.get(f"/{page.token}/output?rank=../x")[0] == 404
     assert page.get(f"/{page.token}")[0] == 302
-    assert page.get("document.json")[0] == 404, "a path without a slash"
+    assert page.get("document.json")[0] == 400, "a path without a slash"
 
 
-def test_a_connection_that_a_browser_resets_prints_nothing(served: Served) -> None:
+def test_a_connection_that_is_reset_or_is_no_request_prints_nothing(served: Served) -> None:
     _, _, page = served
     with socket.create_connection(("127.0.0.1", page.port)) as link:
         link.sendall(b"GET /")
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert page.get(f"/{page.token}")[0] == 302, "and `serving` finds no traceback"
+    with socket.create_connection(("127.0.0.1", page.port), timeout=TIME_LIMIT) as link:
+        link.sendall(b"GET http://[::1 HTTP/1.1\r\n\r\n")
+        assert link.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert page.get(f"/{page.token}")[0] == 302, "and `serving` finds that nothing was printed"
 
 
 def test_the_policy_lets_the_own_script_run_and_loads_nothing(served: Served) -> None:
@@ -122,6 +127,7 @@ def test_one_page_has_the_running_job_and_then_its_end(
     assert [one["rank"] for one in seen["top"]["ranks"]] == [0, 1] and seen["is_live"]
     assert "ready <b> 1" in seen["outputs"]["1"] and "0" not in seen["outputs"]
     assert "ready <b> 0" in page.read("output?rank=0") and page.read("output?rank=77") == ""
+    assert "ready <b> 0" in page.read("output?rank=0&attempt=1") and page.read("output?rank=0&attempt=2") == ""
     assert seen["timeline"] is None and page.document("?timeline")["timeline"]["ranks"] == [0, 1]
     wait_until(lambda: page.document()["top"]["hosts"])
     (memory,) = page.document()["top"]["hosts"]
@@ -154,6 +160,23 @@ def test_one_page_has_the_running_job_and_then_its_end(
     assert running is None and verdict["outcome"] == "no verdict" and "was killed" in verdict["headline"]
 
 
+def test_a_page_without_a_server_has_the_output_of_earlier_attempts_too(tmp_path: Path) -> None:
+    first = (
+        "run(); new = not os.path.exists('tried'); open('tried', 'w'); print('first' if new else 'second'); sys.exit(3)"
+    )
+    options = ("-n", "1", "--max-restarts", "1", "by_hand.py", f"import os, sys; {first}")
+    assert jaxrun(tmp_path, *options, env=write_fake_runtime(tmp_path)).code == 3
+    document = whole_document(tmp_path / "run", has_outputs=True)
+    assert (document["outputs"], document["earlier_outputs"]) == ({"0": "second\n"}, {"1": {"0": "first\n"}})
+
+
+def test_the_end_of_a_ranks_output_lacks_what_the_screen_hides(tmp_path: Path) -> None:
+    gloo = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+    (tmp_path / "rank-0000.out").write_text(f"one\n{gloo}two")
+    (tmp_path / "rank-0001.out").write_text(gloo)
+    assert read_outputs(tmp_path, [0, 1, 2]) == {0: "one\ntwo", 1: "", 2: ""}
+
+
 def job_of(size: int) -> dict[str, Any]:
     """The document of a running job whose rank 3, if there is one, keeps all others waiting."""
     common = {"since_s": 3.0, "number": 12, "behind": 0, "late_s": None, "cpu_percent": 5.0, "memory_bytes": 2**30}
@@ -175,7 +198,8 @@ def job_of(size: int) -> dict[str, Any]:
         "rates": [[0, 1.0], [1, 2.0]],
     }
     outputs = {"0": "loss <script>document.title = 'run'</script>\n"}
-    return {**document, "attempts": attempts, "verdict": None, "outputs": outputs, "timeline": None}
+    document |= {"outputs": outputs, "earlier_outputs": {}}
+    return {**document, "attempts": attempts, "verdict": None, "timeline": None}
 
 
 @pytest.mark.extended
@@ -234,17 +258,78 @@ def test_the_keyboard_chooses_ranks_and_signs_say_what_colours_say() -> None:
     assert found["signs"] == "…" * 3 + "!" + "…" * 20
 
 
+ATTEMPTS_PROBE = """<script>
+const report = found => fetch("/result", {method: "POST", body: JSON.stringify(found)});
+addEventListener("error", event => report({error: event.message}));
+const look = () => [ids("output").textContent, [...ids("attempt").options].map(one => one.textContent)];
+const found = {start: look(), hidden: ids("of-attempt").hidden};
+ids("attempt").value = "2";
+ids("attempt").dispatchEvent(new Event("change"));
+found.earlier = look();
+chooseRank(1);
+found.other = look();
+report(found);
+</script>"""
+
+
+@pytest.mark.extended
+@needs_browser
+def test_the_output_of_an_earlier_attempt_can_be_chosen() -> None:
+    document = job_of(2)
+    document["attempts"] = [{**document["attempts"][0], "number": number, "outcome": "failed"} for number in (1, 2, 3)]
+    document |= {"outputs": {"0": "last"}, "earlier_outputs": {"2": {"0": "second", "1": "of 1"}}}
+    found = run_page("page.html", {"page.html": with_probe(format_page(document), ATTEMPTS_PROBE).encode()})
+    assert "error" not in found, found
+    choices = ["attempt 2", "attempt 3, the last"]
+    assert (found["start"], found["hidden"]) == (["last", choices], False)
+    assert (found["earlier"], found["other"]) == (["second", choices], ["of 1", choices])
+
+
+NAMES_PROBE = """<script>
+const report = found => fetch("/result", {method: "POST", body: JSON.stringify(found)});
+addEventListener("error", event => report({error: event.message}));
+const drawn = [], nothing = () => {};
+const pen = {fillRect: nothing, beginPath: nothing, arc: nothing, fill: nothing,
+             measureText: text => ({width: 6 * text.length}), fillText: (text, left) => drawn.push([text, left])};
+const saves = every => Array.from({length: Math.floor(10 / every)},
+                                  (_, at) => [at * every, `saved step ${at}`, "", false]);
+const names = marks => { drawn.length = 0; drawFlags(pen, marks, 0, 1000); return drawn.slice(); };
+Object.assign(view, {from: 0, to: 10});
+report({few: names(saves(2)), many: names(saves(0.1)), failed: names([...saves(0.1), [5, "ValueError", "", true]]),
+        last: names([[9.9, "ValueError", "", true]])});
+</script>"""
+
+
+@pytest.mark.extended
+@needs_browser
+def test_names_of_marks_lie_neither_over_each_other_nor_over_other_marks() -> None:
+    found = run_page("page.html", {"page.html": with_probe(format_page(job_of(2)), NAMES_PROBE).encode()})
+    assert "error" not in found, found
+    assert [name for name, _ in found["few"]] == [f"saved step {number}" for number in range(5)]
+    assert found["many"] == [] and [name for name, _ in found["failed"]] == ["ValueError"]
+    ((name, left),) = found["last"]
+    assert name == "ValueError" and left + 6 * len(name) < 990, "on the left side, where it fits"
+
+
 END_PROBE = """<script>
 const report = found => fetch("/result", {method: "POST", body: JSON.stringify(found)});
 addEventListener("error", event => report({error: event.message}));
 const look = () => ({badge: ids("badge").textContent, isLive: shown.is_live, verdict: !ids("verdict").hidden,
                      report: ids("report").textContent, rows: labels.children.length, chart: chart.clientHeight > 0,
-                     loads: !ids("load").hidden, title: ids("states-title").textContent});
+                     loads: !ids("load").hidden, title: ids("states-title").textContent,
+                     worth: !ids("goodput").hidden});
 const before = look();
+const pointAt = share => {
+  const box = band.getBoundingClientRect(), pen = band.getContext("2d");
+  band.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + share * box.width, clientY: box.top + 5}));
+  const [red, green, blue] = pen.getImageData(share * band.width, band.height / 2, 1, 1).data;
+  return {tip: tip.innerText.split("\\n"), isGreen: green > red && green > blue};
+};
 const timer = setInterval(() => {
   if (shown.is_live) return;
   clearInterval(timer);
-  requestAnimationFrame(() => report({before, after: look()}));
+  const worth = [...ids("goodput").querySelectorAll("p, li")].map(part => part.innerText.replace(/\\s+/g, " "));
+  requestAnimationFrame(() => report({before, after: look(), worth, start: pointAt(0.1), end: pointAt(0.9)}));
 }, 50);
 </script>"""
 
@@ -256,11 +341,18 @@ def test_when_the_job_ends_the_page_shows_verdict_and_timeline_in_place() -> Non
     ended = {**live, "is_live": False, "verdict": {"tone": "bad", "outcome": "failed", "headline": "rank 1 failed"}}
     ended["verdict"] |= {"report": "rank 1 failed\nexit 1", "ended": ""}
     attempt = AttemptTrace(1, 0.0, 9.0, {rank: RankTrace(rank) for rank in (0, 1)})
-    ended["timeline"] = timeline_content(JobTrace("train.py", (attempt,)))
+    spent = (Period(0.0, 3.0, {"python": 3_000_000}), Period(3.0, 9.0, {"steps": 4_500_000, "data": 1_500_000}))
+    goodput = Goodput(9_000_000, {"steps": 4_500_000, "python": 3_000_000, "data": 1_500_000}, attempts=1)
+    ended["timeline"] = timeline_content(JobTrace("train.py", (attempt,), goodput=goodput, band=spent))
     page = with_probe(format_page(live, is_served=True), END_PROBE)
     found = run_page("page.html", {"page.html": page.encode(), "document.json": json.dumps(ended).encode()})
     assert "error" not in found, found
     before, after = found["before"], found["after"]
     assert (before["badge"], before["verdict"], before["rows"], before["loads"]) == ("running", False, 0, True)
     assert (after["badge"], after["verdict"], after["rows"], after["loads"]) == ("failed", True, 2, False)
+    assert (before["worth"], after["worth"]) == (False, True)
+    line, *parts = found["worth"]
+    assert line.startswith("goodput 50.0 % of 9.0 s: 33.3 % starting Python") and parts[0] == "steps 4.50 s 50 %"
+    assert (found["start"]["isGreen"], found["end"]["isGreen"]) == (False, True)
+    assert found["end"]["tip"] == ["3.00 s to 9.00 s", "75 % steps", "25 % waiting for a rank's data"]
     assert after["report"].endswith("exit 1") and after["chart"] and after["title"] == "How ranks ended"

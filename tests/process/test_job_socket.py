@@ -20,7 +20,7 @@ from other_user import as_stranger
 
 from jaxrun.controller.supervisor.job_server import JobServer, open_server
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.codec import Form, MessageDecoder, encode_json_frame, message_types
 from jaxrun.protocol.job_messages import SOCKET_VERSION, EndOrder, Follow, Greeting, ToClient
 from jaxrun.records.rundir import job_sockets
 from jaxrun.records.rundir.job_requests import request_overview
@@ -108,7 +108,7 @@ def test_another_user_is_refused_even_where_the_directory_lets_him_in(candidates
             data = b""
             while piece := link.recv(65536):
                 data += piece
-            return [type(one).__name__ for one in MessageDecoder(message_types(ToClient)).feed(data)]
+            return [type(one).__name__ for one in MessageDecoder(message_types(ToClient), form=Form.JSON).feed(data)]
 
     serving = threading.Thread(target=serve)
     serving.start()
@@ -131,12 +131,12 @@ def test_an_order_of_another_process_ends_the_job_which_says_so_and_followers_he
         path = socket_of(job)
         with socket.socket(socket.AF_UNIX) as link:
             link.connect(str(path))
-            link.sendall(b"".join(map(encode, (Greeting(SOCKET_VERSION), Follow(), EndOrder()))))
+            link.sendall(b"".join(map(encode_json_frame, (Greeting(SOCKET_VERSION), Follow(), EndOrder()))))
             received = b""
             while data := link.recv(65536):
                 received += data
         result = job.end()
-    types = [type(one).__name__ for one in MessageDecoder(message_types(ToClient)).feed(received)]
+    types = [type(one).__name__ for one in MessageDecoder(message_types(ToClient), form=Form.JSON).feed(received)]
     assert types[0] == "Greeting" and "JobEvent" in types and types[-1] == "JobEnded"
     assert result.code == 129 and "an order at its socket" in result.err
     assert not path.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from harness import Result, started
 
 from jaxrun.cli.main import main
+from jaxrun.records.document_schemas import make_schemas
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
@@ -35,8 +35,7 @@ def check(text: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(text)
     schema = json.loads((SCHEMAS / f"{document['kind'].replace(' ', '-')}.json").read_text())
     jsonschema.validate(document, schema)
-    if document["kind"] != "plan":  # which has all options of a job
-        assert document.keys() == schema["properties"].keys()
+    assert document.keys() == schema["properties"].keys()
     return document
 
 
@@ -52,7 +51,7 @@ Ended = tuple[Path, dict[str, Any], list[dict[str, Any]], Result]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    """A job that was looked at and interrupted: its directory, its stacks, what --follow printed, how it ended."""
+    """A job that was looked at and stopped: its directory, its stacks, what --follow printed, how it ended."""
     folder = tmp_path_factory.mktemp("json")
     (folder / "waits.py").write_text(WAITS)
     jaxrun = [sys.executable, "-m", "jaxrun"]
@@ -63,10 +62,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         with subprocess.Popen(follow, cwd=folder, stdout=subprocess.PIPE, text=True) as top:
             assert top.stdout is not None
             lines = [top.stdout.readline(), top.stdout.readline()]
-            job.process.send_signal(signal.SIGINT)
+            stopped = subprocess.run([*jaxrun, "stop", "--json", "run"], cwd=folder, capture_output=True, text=True)
             result = job.end()
             lines += top.stdout.readlines()
         assert top.returncode == 0 and done.returncode == 0, done.stderr
+        assert stopped.returncode == 0 and check(stopped.stdout)["exit_code"] == result.code == 143
     yield folder, check(done.stdout), list(map(check, lines)), result
 
 
@@ -90,12 +90,14 @@ def test_an_ended_job_is_listed_explained_and_cleaned(
 ) -> None:
     folder, _, _, result = ended
     monkeypatch.chdir(folder)
+    job = check(Path("run", "job.json").read_text())
+    assert job["launcher"]["pid"] > 0 and job["options"]["tag"] == "t"
     explained = printed(capsys, "explain", "--json", "run")
-    assert explained["verdict"]["exit_code"] == result.code == 130
+    assert explained["verdict"]["exit_code"] == result.code == 143
     (attempt,) = explained["attempts"]
     assert [one["rank"] for one in attempt["ranks"]] == [0, 1] and attempt["ranks"][0]["seconds"]["joined"] > 0
     (listed,) = printed(capsys, "list", "--json", ".")["jobs"]
-    assert (listed["tag"], listed["exit_code"], listed["running"]) == ("t", 130, False)
+    assert (listed["tag"], listed["exit_code"], listed["running"]) == ("t", 143, False)
     kept = printed(capsys, "clean", "--keep", "1", "--json", ".")
     assert kept["deleted"] == [] and kept["failed"] == {}
     over = printed(capsys, "stacks", "--json", "run", code=2)
@@ -135,6 +137,11 @@ def test_json_without_dry_run_says_where_it_belongs(capsys: pytest.CaptureFixtur
     (tmp_path / "train.py").write_text("")
     assert main(["--json", str(tmp_path / "train.py")]) == 2
     assert "jaxrun explain --json" in capsys.readouterr().err
+
+
+def test_the_schemas_are_those_of_the_classes() -> None:
+    written = {path.name: path.read_text() for path in SCHEMAS.iterdir()}
+    assert written == make_schemas(), "run scripts/schemas"
 
 
 def test_the_page_names_all_schemas_and_no_other() -> None:

@@ -24,8 +24,9 @@ from listener_thread import (
     wait_until,
 )
 
-from jaxrun.controller.supervisor.agent_connections import DroppedPeers
+from jaxrun.controller.supervisor.transport import DroppedPeers
 from jaxrun.errors import UnavailableError
+from jaxrun.node.channel import acceptor
 from jaxrun.node.channel import listener as listener_module
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
@@ -34,7 +35,7 @@ from jaxrun.node.channel.rendezvous import check_reachable
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.auth import ChallengeResponse, Rejected, Welcome
-from jaxrun.protocol.codec import FRAME_VERSION, encode
+from jaxrun.protocol.codec import encode
 from jaxrun.records.event_log.events import PeersDropped
 
 LOOPBACK_6 = HostAddress("lo", "::1")
@@ -50,11 +51,11 @@ STRANGERS = {
     "an SSH client": b"SSH-2.0-OpenSSH_9.2\r\n",
     "a giant": struct.pack("!I", 2**32 - 1),
     "a frame too long by one": struct.pack("!I", 4097),
-    "no JSON": frame(b"hello"),
-    "a message of later": frame({"v": FRAME_VERSION, "type": "Done", "rank": 0, "time": 0.0}),
+    "no MessagePack": frame(b"hello"),
+    "a message of later": frame({"type": "Done", "rank": 0, "time": 0.0}),
     "a message of the head's": encode(Welcome("")),
     "a proof that is none": encode(ChallengeResponse(0, "n", "p")),
-    "a rank that is none": encode(ChallengeResponse(-(10**400), "n", "p")),
+    "a rank that is none": encode(ChallengeResponse(-(2**63), "n", "p")),
     "an empty proof": encode(ChallengeResponse(0, "", "")),
     "a proof that is no Unicode": encode(ChallengeResponse(0, "n", "\ud800")),
     "a nonce that is no Unicode": encode(ChallengeResponse(0, "\ud800", "p")),
@@ -218,7 +219,7 @@ def challenged(peers):
 
 
 def test_of_many_that_prove_nothing_the_oldest_are_dropped(monkeypatch, open_listener):
-    monkeypatch.setattr(listener_module, "_MAX_UNPROVEN", 8)
+    monkeypatch.setattr(listener_module, "MAX_UNPROVEN", 8)
     server = open_listener()
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(pending_peer(server))[0] for _ in range(20)]
@@ -230,7 +231,7 @@ def test_of_many_that_prove_nothing_the_oldest_are_dropped(monkeypatch, open_lis
 
 
 def test_those_that_are_expected_have_places_beside_strangers(monkeypatch, make_looped):
-    monkeypatch.setattr(listener_module, "_MAX_UNPROVEN", 8)
+    monkeypatch.setattr(listener_module, "MAX_UNPROVEN", 8)
     looped = make_looped(expected=12)
     peers = looped.connect(20)
     wait_until(lambda: looped.loop.run_once(0.1) or challenged(peers) == 20)
@@ -241,7 +242,7 @@ def test_those_that_are_expected_have_places_beside_strangers(monkeypatch, make_
 
 def test_who_answers_is_heard_before_he_is_dropped_for_others(monkeypatch, make_looped):
     """Though all that happened at once, and the loop has not seen it yet."""
-    monkeypatch.setattr(listener_module, "_MAX_UNPROVEN", 1)
+    monkeypatch.setattr(listener_module, "MAX_UNPROVEN", 1)
     looped = make_looped()
     (agent,) = looped.connect(1)
     looped.loop.run_once(60)
@@ -254,7 +255,7 @@ def test_who_answers_is_heard_before_he_is_dropped_for_others(monkeypatch, make_
 
 def test_one_turn_of_the_loop_accepts_a_bounded_number(monkeypatch, make_looped):
     """Or strangers that come faster than they are accepted would keep a job, or a gang, from all else."""
-    monkeypatch.setattr(listener_module, "_ACCEPTED_AT_ONCE", 5)
+    monkeypatch.setattr(acceptor, "_ACCEPTED_AT_ONCE", 5)
     looped = make_looped()
     peers = looped.connect(12)
     looped.loop.run_once(60)
@@ -263,7 +264,7 @@ def test_one_turn_of_the_loop_accepts_a_bounded_number(monkeypatch, make_looped)
 
 @pytest.mark.parametrize("left", ["none", "few"])
 def test_without_descriptors_nobody_is_accepted_for_a_while_and_nothing_spins(monkeypatch, make_looped, left):
-    monkeypatch.setattr(listener_module, "_OUT_OF_DESCRIPTORS_PAUSE_S", 0.3)
+    monkeypatch.setattr(acceptor, "_OUT_OF_DESCRIPTORS_PAUSE_S", 0.3)
     looped = make_looped()
     (stranger,) = looped.connect(1)
     looped.loop.run_once(60)
@@ -272,7 +273,7 @@ def test_without_descriptors_nobody_is_accepted_for_a_while_and_nothing_spins(mo
         looped.connect(1)
         highest = max(map(int, os.listdir("/proc/self/fd")))
         if left == "few":
-            held.enter_context(monkeypatch.context()).setattr(listener_module, "descriptors_for_peers", lambda: 0)
+            held.enter_context(monkeypatch.context()).setattr(acceptor, "descriptors_for_peers", lambda: 0)
         else:
             held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
             resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
@@ -290,10 +291,10 @@ def test_without_descriptors_nobody_is_accepted_for_a_while_and_nothing_spins(mo
 
 def test_a_loop_goes_on_after_its_listener_was_closed_for_lack_of_descriptors(monkeypatch, make_looped):
     """As that of a gang does, whose ranks have all come."""
-    monkeypatch.setattr(listener_module, "_OUT_OF_DESCRIPTORS_PAUSE_S", 0.0)
+    monkeypatch.setattr(acceptor, "_OUT_OF_DESCRIPTORS_PAUSE_S", 0.0)
     looped = make_looped()
     with monkeypatch.context() as short:
-        short.setattr(listener_module, "descriptors_for_peers", lambda: 0)
+        short.setattr(acceptor, "descriptors_for_peers", lambda: 0)
         looped.connect(1)
         looped.loop.run_once(60)
     looped.listener.close()
@@ -303,7 +304,7 @@ def test_a_loop_goes_on_after_its_listener_was_closed_for_lack_of_descriptors(mo
 def test_some_descriptors_are_for_no_peer(monkeypatch):
     for limit, highest in (((1024, 4096), 992), ((64, 4096), 56), ((resource.RLIM_INFINITY,) * 2, 2**31)):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: limit)
-        assert listener_module.descriptors_for_peers() == highest
+        assert acceptor.descriptors_for_peers() == highest
 
 
 def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute_in_one_line():

@@ -99,7 +99,7 @@ def line_of(source: str, comment: str) -> int:
 def through_libraries(tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("libraries")
     (folder / "train.py").write_text(_PROGRAM)
-    return jaxrun(folder, "-n", "2", "--timeout", "300", "train.py")
+    return jaxrun(folder, "-n", "2", "--lockstep", "record", "--timeout", "300", "train.py")
 
 
 @pytest.mark.extended

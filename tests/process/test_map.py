@@ -150,7 +150,7 @@ def test_lists_are_taken_and_arguments_that_do_not_fit_are_refused(two):
         two.map(polynomial, {"a": [1]}, jax=False)
     with pytest.raises(TypeError, match="pickle") as caught:
         two.map(str, [1, threading.Lock()], chunk=2, jax=False)
-    assert caught.value.__notes__ == ["an item of 0 to 1 cannot be sent"]
+    assert caught.value.__notes__[-1] == "an item of 0 to 1 cannot be sent"  # from Python 3.14 on, pickle adds its own
     with pytest.raises(TypeError, match="pickle"):
         two.map(lambda x: threading.Lock(), [1], jax=False)
     assert two.healthy

@@ -262,7 +262,11 @@ def test_a_job_whose_ranks_all_wait_in_one_call_says_which_one_nccl_misses(stand
             assert job.process.wait(TIME_LIMIT) == 124
     shown = " ".join((tmp_path / "screen").read_text().split())
     notice = next(line for line in (tmp_path / "screen").read_text().splitlines() if "no progress for 2 s" in line)
-    assert "in below: barrier" in notice and f"; {said}" in notice and "they wait for rank 1 (h2) · more" in notice
+    assert (
+        "in JAX's barrier 'of rank 0' (below.barrier" in notice
+        and f"; {said}" in notice
+        and "they wait for rank 1 (h2) · more" in notice
+    )
     assert shown.rpartition("as long as --stall-timeout allows")[2].count(said) == 1
     assert Path(job.run_dir / "verdict.json").exists() and server.asked >= 6
 

@@ -140,9 +140,21 @@ float(jnp.sum(whole))""",
     "await": Cell("%%gang\nimport asyncio\nawait asyncio.sleep(0, 'awaited')", ("'awaited'",)),
     "one rank": Cell("%%gang --rank 1\nprint('only one')\njax.process_index()", ("[1] only one\n1",)),
     "no such rank": Cell("%%gang --rank 2\n1", ("this gang has ranks 0-1, and no rank 2",), "UsageError"),
+    "another shape": Cell(
+        "%%gang -n 1\n1",
+        (
+            "this cell would replace the gang that runs (2 processes x 2 devices (cpu) on this machine), and its "
+            "variables would be lost: ",
+            "type them after %gang, on a line of its own",
+        ),
+        "UsageError",
+    ),
     "died": Cell(
         "%%gang\nimport os\nif r == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(100)",
-        ("rank 1 of 2 was killed by SIGKILL (9)",),
+        (
+            "rank 1 of 2 was killed by SIGKILL (9)",
+            "\nthe gang starts again at its next use, and its ranks' state is lost, with all variables: rank",
+        ),
         "WorkerDied",
     ),
     "anew": Cell("%%gang\n'r' in globals()", ("started again; its ranks' state is lost", "\nFalse")),
@@ -160,8 +172,21 @@ float(jnp.sum(whole))""",
         "%gang -n 2 --init-timeout 0.001", ("the gang is still the one that was there",), "GangStartError"
     ),
     "kept": Cell("%%gang\nkept", ("7",)),
+    "lost": Cell(
+        "%gang -n 1 -d 2",
+        ("ends, and its variables are lost: kept\njaxrun: 1 process x 2 devices (cpu) on this machine, started in ",),
+    ),
+    "a job": Cell(
+        "import jaxrun\nopen('hello.py', 'w').write('print(\"hi\")')\njaxrun.run('hello.py', processes=1, quiet=True)",
+        ("hi\n", "<Result: ok, exit 0 after "),
+    ),
+    "a bad job": Cell(
+        "jaxrun.run('hello.py', max_restart=2)",
+        ("UsageError: there is no option --max-restart; did you mean --max-restarts?",),
+        "UsageError",
+    ),
     "help": Cell("%gang --help", ("--env NAME=VALUE",)),
-    "typo": Cell("%gang -n two", ("'two' is not a valid integer",), "UsageError"),
+    "typo": Cell("%gang -n two", ("UsageError: -n/--processes: 'two' is not a valid integer (%gang? ",), "UsageError"),
     "stop": Cell("%gang stop", ("the gang has ended",)),
     "stopped": Cell("%%gang\n1", (NO_GANG,), "UsageError"),
     "closed": Cell("%gang -n 1\ngang.close()\n%gang", ("started in ", "jaxrun: there is no gang; to start ")),
@@ -245,6 +270,21 @@ def test_a_call_that_a_cell_has_started_and_an_interrupt_has_left_alone_holds_up
     assert kernel.run("%%gang\nknown").result == "True"
     done = kernel.run("gang.start_call(print, 'of an earlier cell')\ngang.run(len, 'abc')")
     assert done.result == "(3, 3)" and "[0-1] of an earlier cell" in done.text
+
+
+@pytest.mark.extended
+def test_names_on_the_ranks_and_options_are_completed_and_a_job_can_be_interrupted(kernel):
+    kernel.run("%%gang\nimport numpy as np\nlosses = [1]\nhere = 1")
+    assert kernel.complete("%%gang\nprint(los") == ["losses"]
+    assert kernel.complete("%%gang\nlosses.app") == ["losses.append"]
+    assert kernel.complete("%%gang\nnp.linspa") == ["np.linspace"]
+    assert kernel.complete("%gang --lockst") == ["--lockstep"]
+    assert "losses" not in kernel.complete("los")
+    program = "import time\nprint('asleep', flush=True)\ntime.sleep(100)"
+    run = f"import jaxrun\nopen('sleep.py', 'w').write({program!r})\njaxrun.run('sleep.py', processes=2)"
+    interrupted = kernel.run(run, kernel.interrupt)
+    assert interrupted.error == "KeyboardInterrupt" and "interrupted by Ctrl-C" in interrupted.text
+    assert kernel.run("jaxrun.Job().exit_code, gang['here']").result == "(130, (1, 1))"
 
 
 @pytest.mark.extended

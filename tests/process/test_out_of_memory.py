@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrun.node.agent.oom import OomWatch, memory_cgroup
+from jaxrun.files.procfs import memory_cgroup
+from jaxrun.node.agent.oom import OomWatch
 
 
 @pytest.fixture
@@ -17,8 +18,8 @@ def small_cgroup():
     own = memory_cgroup(Path("/proc/self/cgroup").read_text())
     if own is None:
         pytest.skip("this machine has no memory cgroup")
-    group = own / f"jaxrun-test-{os.getpid()}"
-    limit = "memory.max" if (own / "memory.events").exists() else "memory.limit_in_bytes"
+    group = Path(own) / f"jaxrun-test-{os.getpid()}"
+    limit = "memory.max" if (Path(own) / "memory.events").exists() else "memory.limit_in_bytes"
     try:
         group.mkdir()
         (group / limit).write_text(str(64 * 2**20))

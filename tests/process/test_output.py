@@ -14,7 +14,11 @@ import termios
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, jaxrun, started
+from harness import TIME_LIMIT, extended, jaxrun, started, write_fake_runtime
+from terminals import TerminalSession
+
+from jaxrun.records.output.output import Output
+from jaxrun.records.output.repeated_lines import HOLD_S
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -79,6 +83,28 @@ def test_on_a_terminal_the_screen_has_its_width_and_colours(tmp_path: Path) -> N
     assert " the end" in screen and "x" * 20_000 + " the end" in (tmp_path / "run" / "rank-0000.err").read_text()
 
 
+PRINTS = (
+    "run(); print([os.environ.get(name) for name in ('FORCE_COLOR', 'TTY_INTERACTIVE')], end=' '); "
+    "print(chr(27) + '[31mred' + chr(27) + '[2A'); done()"
+)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [({}, ["1", "0"]), extended({"NO_COLOR": "1"}, [None, None]), extended({"FORCE_COLOR": "0"}, ["0", None])],
+)
+def test_programs_are_told_that_a_terminal_shows_colours_and_logs_have_what_they_print(
+    tmp_path: Path, environ: dict[str, str], found: list[str | None]
+) -> None:
+    environ = {**write_fake_runtime(tmp_path), "TERM": "xterm", "NO_COLOR": "", **environ}
+    words = ("-n", "1", "--run-dir", "run", "by_hand.py", PRINTS)
+    with TerminalSession(tmp_path, *words, env=environ, size=(80, 24)) as terminal:
+        assert terminal.end() == 0, terminal.text
+    cursor = "\x1b[2A" * bool(environ["NO_COLOR"])
+    assert f"{found} \x1b[31mred{cursor}\r\n" in terminal.raw, terminal.raw
+    assert (tmp_path / "run" / "rank-0000.out").read_text() == f"{found} \x1b[31mred\x1b[2A\n"
+
+
 @pytest.mark.extended
 def test_ranks_that_are_not_shown_are_logged_and_strange_names_and_arguments_arrive_as_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "a b 'c' \"d\" ü\nnew"
@@ -123,8 +149,9 @@ def test_a_closed_stdout_ends_the_output_not_the_job(tmp_path: Path) -> None:
     )
     assert piped.stdout.splitlines()[-1] == "codes 0 0"
     assert (tmp_path / "ended").exists()
-    ignored, run, latest = sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir())
-    assert (ignored, latest) == (".gitignore", "latest") and re.fullmatch(r"\d{4}-\d{4}-program", run)
+    ignored, numbers, run, latest = sorted(path.name for path in (tmp_path / "jaxrun-runs").iterdir())
+    assert (ignored, numbers, latest) == (".gitignore", ".numbers", "latest")
+    assert re.fullmatch(r"\d{4}-\d{4}-program", run)
     assert os.readlink(tmp_path / "jaxrun-runs" / "latest") == run
     assert "line 49999" in (tmp_path / "jaxrun-runs" / run / "rank-0000.out").read_text()
 
@@ -141,3 +168,25 @@ def test_input_on_a_rank_without_standard_input_finds_nothing_to_read(tmp_path: 
     assert result.code == 0, result
     assert "[1] name? read Ada\n" in result.out
     assert "[0] name? EOF when reading a line\n" in result.out
+
+
+def test_lines_of_several_ranks_are_grouped_and_prefixes_name_hosts_and_logs_have_every_line(tmp_path: Path) -> None:
+    now = 10.0
+    with open(tmp_path / "screen", "wb") as screen:
+        fd = screen.fileno()
+        output = Output(
+            3, log_dir=tmp_path, stdout_fd=fd, stderr_fd=fd, clock=lambda: now, grouped=("err",), names_hosts=True
+        )
+        output.set_hosts(lambda: {0: "h1", 1: "h1", 2: "h2"})
+        for rank in range(3):
+            output.write(rank, "err", b"loading\n")
+        output.write(2, "err", b"warning: shard 7 is empty\n")
+        assert output.flush_due() == pytest.approx(HOLD_S)
+        now += HOLD_S
+        assert output.flush_due() is None
+        output.write(1, "err", b"before\n")
+        output.write(1, "out", b"after\n")  # which does not overtake
+        assert output.close(5.0)
+    shown = (tmp_path / "screen").read_text().splitlines()
+    assert shown == ["[0-2] loading", "[2 h2] warning: shard 7 is empty", "[1 h1] before", "[1 h1] after"]
+    assert (tmp_path / "rank-0002.err").read_text() == "loading\nwarning: shard 7 is empty\n"

@@ -139,7 +139,26 @@ _CASES = {
     "handler": ("import signal; signal.signal(signal.SIGUSR1, print)", "handles a signal"),
     "seed": ("import numpy; numpy.random.seed(1)", "random numbers"),
     "python_seed": ("from random import seed; seed(1)", "seeds Python's global random numbers"),
-    "draws": ("import random; x = [random.random() for _ in range(3000)]; random.gauss()", ""),
+    "draws": ("import random; x = [random.random() for _ in range(3000)]; random.gauss()", "draws random numbers"),
+    "own_generator": ("import random; x = random.Random().random()", "draws random numbers"),
+    "seeded": ("import random; x = random.Random(7).random()", ""),
+    "random_file": ("import pathlib; x = pathlib.Path('/dev/urandom').open('rb').read(4)", "draws random numbers"),
+    "random_descriptor": (
+        "import os; d = os.open(b'/dev/random', 0); x = os.read(d, 4); os.close(d)",
+        "draws random numbers",
+    ),
+    "uuid1": ("from uuid import uuid1; x = uuid1()", "draws random numbers"),
+    "urandom": ("from os import urandom; x = urandom(4)", "draws random numbers"),
+    "uuid": ("import uuid; x = uuid.uuid4()", "draws random numbers"),
+    "secret": ("import secrets; x = secrets.token_hex()", "draws random numbers"),
+    "generator": ("import numpy; x = numpy.random.default_rng()", "draws random numbers"),
+    "temporary": ("import tempfile; x = tempfile.mkdtemp()", "makes a temporary file or directory"),
+    "pid_text": ("import os; os.environ['X_PID'] = str(os.getpid())", "reads the process id"),
+    "argv": ("import sys; sys.argv.append('x')", "changes sys.argv"),
+    "collector": ("import gc; gc.disable()", "disables the garbage collector"),
+    "collects_later": ("import gc; gc.disable(); x = {}; gc.enable()", ""),
+    "timer": ("import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 99)", "starts a timer"),
+    "logs": ("import logging, multiprocessing; logging.warning('x')", ""),
     "optional": ("try:\n    import beside_only\nexcept ImportError:\n    pass", "imports beside_only"),
     "asks": ("import importlib.util; x = importlib.util.find_spec('folder_only')", "imports folder_only"),
     "folder": ("import importlib.util; x = importlib.util.find_spec('case_draws')", ""),
@@ -152,7 +171,7 @@ _CASES = {
     "exits": ("import sys; sys.exit(3)", "its import failed: SystemExit: 3"),
     "needs": ("import no_such_module", "its import failed: ModuleNotFoundError"),
     "absent": (None, "no such module"),
-    "fine": ("import os, random; random.random(); x = dict(os.environ); open('/etc/hosts').close(); print(1)", ""),
+    "fine": ("import os, random; x = dict(os.environ); open('/etc/hosts').close(); print(1)", ""),
     "blas": ("import scipy.linalg", ""),
     "jemalloc": (_NAMED_THREAD, ""),
     "other": ("import os; os.environ['TF_FORCE_GPU_ALLOW_GROWTH'] = 'true'", ""),
@@ -202,11 +221,7 @@ def test_what_a_module_leaves_behind_is_seen(site: Path) -> None:
     words = [sys.executable, "-P", "-c", _EACH_IN_A_FORK, json.dumps(names), str(folder)]
     env = {**environment(), **_environ(site), "PYTHONPATH": path, "RANK": "0", "OPENBLAS_NUM_THREADS": "2"}
     subprocess.run(words, cwd=site.parent, env=env, check=True, timeout=TIME_LIMIT)
-    found = {
-        name: json.loads((site.parent / f"case_{name}.json").read_text()) for name in _CASES if name != "directory"
-    }
-    found["directory"] = json.loads(Path("/case_directory.json").read_text())
-    Path("/case_directory.json").unlink()
+    found = {name: json.loads((site.parent / f"case_{name}.json").read_text()) for name in _CASES}
     for name, (_, expected) in _CASES.items():
         left_out, imports_jax = found[name]
         assert expected in left_out.get(f"case_{name}", "" if not expected else "imported"), (name, left_out)
@@ -285,6 +300,30 @@ def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_
     assert preloaded["left_out"] == {"own_package": "it reads RANK, which differs by rank"} and imports == 3
     _, imports = _run(site, "-n2", "--preload", "own_package", "train.py")
     assert imports == 1  # what one job sees by its own options is not kept for others
+
+
+_VALUES = """
+import gc, os, signal, sys, uuid
+os.chdir("/")
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+gc.disable()
+sys.argv.append("more")
+ID = uuid.uuid4()
+"""
+
+
+@pytest.mark.extended
+def test_a_named_module_that_changes_the_process_or_draws_values_does_so_in_each_rank(site: Path) -> None:
+    (site / "own_package.py").write_text(_VALUES)
+    (site.parent / "run" / "train.py").write_text(
+        "import gc, own_package, os, sys\nprint(own_package.ID, gc.isenabled(), os.getcwd(), sys.argv[1:])\n"
+    )
+    result, _ = _run(site, "-n2", "--preload", "own_package", "train.py")
+    assert result.code == 0, result.err
+    first, second = (lines[0].split(maxsplit=1) for lines in _logs(result, 2))
+    assert first[0] != second[0] and first[1] == second[1] == "False / ['more']\n"
+    assert "jaxrun: --preload own_package: it handles a signal; left to the program\n" in result.err
 
 
 # ---- gangs and tests

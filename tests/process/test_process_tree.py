@@ -17,7 +17,8 @@ import pytest
 from harness import wait_until, wait_until_dead
 from harness_worker import environment
 
-from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, children, descendants, group_members, is_tracker, kill_group
+from jaxrun.files.procfs import children, descendants, group_members
+from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, is_tracker, kill_group
 
 # A session with a block of shared memory, thus a tracker, and a process that sleeps. Prints the block and the sleeper.
 WORKER = """
@@ -31,12 +32,13 @@ time.sleep(600)
 # Kills and reaps what it has started: a worker as above. The second argument stops the tracker before.
 LAUNCHER = f"""
 import os, signal, subprocess, sys, time
+from jaxrun.files import procfs
 from jaxrun.node.agent import process_tree
 
 process_tree.become_subreaper()
 worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE, text=True, start_new_session=True)
 name, _ = worker.stdout.readline().split()
-while not (trackers := set(filter(process_tree.is_tracker, process_tree.descendants(worker.pid)))):
+while not (trackers := set(filter(process_tree.is_tracker, procfs.descendants(worker.pid)))):
     time.sleep(0.01)
 (tracker,) = trackers
 if sys.argv[1] == "stopped":
@@ -81,6 +83,7 @@ def test_the_last_sweep_waits_a_limited_time_for_trackers(tracker: str) -> None:
 # In a process of its own, as kill_all kills every child. Prints the processes started and killed, and the seconds.
 BREEDER = """
 import json, os, sys, time
+from jaxrun.files import procfs
 from jaxrun.node.agent import process_tree
 
 read, write = os.pipe()
@@ -106,6 +109,7 @@ print(json.dumps([list(map(int, started.split())), killed, time.monotonic() - be
 """
 SPARES_ONE = """
 import json, os, time
+from jaxrun.files import procfs
 from jaxrun.node.agent import process_tree
 
 process_tree.become_subreaper()

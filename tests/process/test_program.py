@@ -7,6 +7,7 @@ import sys
 import zipfile
 
 import pytest
+from harness import jaxrun
 from harness_worker import environment
 
 from jaxrun_runtime import run_program
@@ -17,8 +18,8 @@ _PROBE = '''"""what it is for"""
 import sys
 number: int = 1
 main = sys.modules["__main__"]
-print(sys.argv, sys.path, __name__, __file__, __cached__, __package__, __doc__, __annotations__)
 print(sorted(vars(main)), vars(main) is globals(), type(__builtins__), type(__loader__))
+print(sys.argv, sys.path, __name__, __file__, vars(main).get("__cached__"), __package__, __doc__, main.__annotations__)
 print(__spec__ and (__spec__.name, __spec__.origin), type(__spec__), getattr(__loader__, "path", None))
 '''
 _LIBRARY = """
@@ -222,3 +223,23 @@ def test_a_program_that_has_gone_is_a_plain_error(folder):
 )
 def test_the_short_name_is_for_lists_of_processes(argv, name):
     assert run_program.short_name(argv) == name
+
+
+_FILES = """
+import jax
+jax.jit(lambda x: x * 3)(1.0).block_until_ready()
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.jax_version
+def test_each_rank_has_its_own_files_of_what_is_dumped_and_of_words_with_its_number(tmp_path):
+    (tmp_path / "train.py").write_text(_FILES)
+    dumps = ("--env", "XLA_FLAGS=--xla_dump_to=xla", "--env", "JAX_DUMP_IR_TO=ir")
+    result = jaxrun(tmp_path, "-n", "2", *dumps, "--expand-args", "-m", "cProfile", "-o", "prof.%r", "train.py")
+    assert result.code == 0, result.err
+    for rank in range(2):
+        for folder in ("xla", "ir"):
+            assert any("lambda" in file.name for file in (tmp_path / folder / f"rank-000{rank}").iterdir())
+        assert (tmp_path / f"prof.{rank}").stat().st_size
+    assert {file.name for file in (tmp_path / "xla").iterdir()} == {"rank-0000", "rank-0001"}

@@ -22,6 +22,9 @@ LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"
 LONG = "absl::lts_20260526::internal_any_invocable::RemoteInvoker<false, " + "tsl::Future<void>, " * 20
 
 
+HERE = 2**22 + 4711  # no process has this number
+
+
 def frame(name, filename, line=0, *, python=True):
     return {"name": name, "filename": filename, "module": None if python else filename, "line": line}
 
@@ -30,8 +33,8 @@ def c_frame(name, filename):
     return frame(name, filename, python=False)
 
 
-def thread(*frames, pid=4711, name="MainThread"):
-    return {"pid": 4711, "os_thread_id": pid, "thread_name": name, "frames": list(frames)}
+def thread(*frames, pid=HERE, name="MainThread"):
+    return {"pid": HERE, "os_thread_id": pid, "thread_name": name, "frames": list(frames)}
 
 
 IN_GLOO = thread(
@@ -50,7 +53,6 @@ IN_GLOO = thread(
 )
 LOADER = thread(c_frame("read", LIBC), frame("load", "/job/data.py", 7), pid=4720, name="Loader-1")
 OURS = thread(frame("wait", "/usr/lib/python3.13/threading.py", 359), pid=4721, name="Thread-1")
-HERE = 4711
 
 DENIED = "Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'\n"
 FAILED = (
@@ -86,7 +88,7 @@ def test_a_refusal_of_the_kernel_comes_with_the_command_to_type(monkeypatch, tmp
     (tmp_path / "scope").write_text("1\n")
     monkeypatch.setattr(pyspy, "_YAMA", str(tmp_path / "scope"))
     text = format_dump("", DENIED, HERE)
-    assert "may not look into process 4711: sudo sysctl kernel.yama.ptrace_scope=0 allows it (it is 1)" in text
+    assert f"may not look into process {HERE}: sudo sysctl kernel.yama.ptrace_scope=0 allows it (it is 1)" in text
     monkeypatch.setattr(pyspy, "_YAMA", str(tmp_path / "none"))
     assert format_dump("", DENIED, HERE).endswith("ask as root; in a container: --cap-add=SYS_PTRACE")
 
@@ -101,7 +103,7 @@ def test_a_refusal_of_the_kernel_comes_with_the_command_to_type(monkeypatch, tmp
     ],
 )
 def test_a_failure_of_py_spy_is_summarised_in_one_line(out, err, reason):
-    assert format_dump(out, err, HERE) == f"  py-spy could not look into process 4711: {reason}"
+    assert format_dump(out, err, HERE) == f"  py-spy could not look into process {HERE}: {reason}"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import signal
 import threading
 
 import flights
+import msgspec
 import pytest
 from flights import add_program, file, recorder
 
@@ -42,7 +43,7 @@ def test_a_rank_that_waits_for_others_notes_in_which_call_and_where(recorded):
     assert flight.joint_calls == {SNAPSHOT: 2} and flight.joint_wait[:2] == (SNAPSHOT, 2)
     assert "test_recorder_threads.py:" in flight.place(flight.joint_wait)
     assert recorded.brief().joint_wait is None and recorded.brief().joint_calls == {SNAPSHOT: 2}
-    assert Flight.from_content(flight.to_content()) == flight
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(flight), type=Flight) == flight
 
 
 def test_each_step_of_a_joint_call_is_progress(recorded):

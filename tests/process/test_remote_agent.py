@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from agent_by_hand import SLEEPS, ByHand
 from harness import TIME_LIMIT, is_alive, wait_until_dead, wait_until_gone
+from msgspec.structs import replace
 
 from jaxrun import __version__
 from jaxrun.node.agent import __main__ as agent_command
@@ -59,7 +59,7 @@ def test_an_agent_reports_what_is_there_and_whether_it_sees_the_jobs_own_run_dir
 
 def test_a_worker_from_its_start_to_its_end_is_the_agents_child_as_the_start_message_says(by_hand):
     head = by_hand(OMPI_MARK="7")
-    names = "COLOUR", "OMPI_MARK", "JAXRUN_TOKEN", "JAXRUN_HEAD", "JAXRUN_RANK", "OMPI_COMM_WORLD_RANK"
+    names = "COLOUR", "OMPI_MARK", "JAXRUN_TOKEN", "JAXRUN_HEAD_ADDRESSES", "JAXRUN_RANK", "OMPI_COMM_WORLD_RANK"
     shown = f"print([os.environ.get(name) for name in {names}], os.getppid())"
     head.run(f"run(); {shown}; print('bad', file=sys.stderr); done()")
     assert head.expect(Done).rank == 0
@@ -218,7 +218,7 @@ def test_an_agent_without_a_head_says_what_it_has_tried(by_hand):
     with socket.socket() as bound:  # a port at which nobody listens, and nobody else can
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        head = by_hand(rank=4, size=9, JAXRUN_HEAD=f"127.0.0.1:{port}", JAXRUN_INIT_TIMEOUT="0.4")
+        head = by_hand(rank=4, size=9, JAXRUN_HEAD_ADDRESSES=f"127.0.0.1:{port}", JAXRUN_INIT_TIMEOUT="0.4")
         status, err = head.end()
     assert status == 69 and err.startswith(
         f"jaxrun: rank 4 on {os.uname().nodename} found no head of the job within 0.4 s"
@@ -270,7 +270,7 @@ def test_an_agent_ends_with_the_process_that_started_it(tmp_path, when):
     ("env", "status", "text"),
     [
         ({"JAXRUN_INIT_TIMEOUT": "soon"}, 70, "JAXRUN_INIT_TIMEOUT='soon' is not a valid float"),
-        ({"JAXRUN_HEAD": "nowhere"}, 2, "an address is written host:port"),
+        ({"JAXRUN_HEAD_ADDRESSES": "nowhere"}, 2, "an address is written host:port"),
         ({"OMPI_COMM_WORLD_RANK": "x"}, 69, "OMPI_COMM_WORLD_RANK='x' is not a whole number"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, 69, "OMPI_COMM_WORLD_RANK=1, which is not a rank of a job of"),
     ],

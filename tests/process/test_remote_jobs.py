@@ -5,11 +5,13 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from agent_by_hand import AGENTS, CLEAN, READY, agents, remote_jobs
-from harness import extended, wait_until
+from harness import TIME_LIMIT, extended, wait_until
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME
 from jaxrun.protocol.job_messages import FaultOrder, SignalOrder
@@ -57,6 +59,38 @@ def test_kill_9_of_the_launcher_leaves_nothing(start):
     wait_until(lambda: not job.processes())
 
 
+# Rank 0 fails in the first attempt once there is a file `go`.
+TWICE = (
+    "run(); print('attempt', env.attempt, flush=True)\n"
+    "while env.rank or env.attempt > 1 or not os.path.exists('go'): time.sleep(0.01)\n"
+    "fail()"
+)
+
+
+def test_logs_follow_all_agents_through_a_restart_until_jaxrun_stop_ends_the_job(start, tmp_path):
+    job = start(TWICE, TWICE, max_restarts=1)
+    job.wait_for_output("attempt 1", 2)
+    jaxrun = [sys.executable, "-m", "jaxrun"]
+    with (tmp_path / "seen").open("w") as seen:
+        logs = subprocess.Popen([*jaxrun, "logs", "-f", job.run_dir], stdout=seen, stderr=subprocess.STDOUT)
+
+    def lines(text):
+        return sorted(line for line in (tmp_path / "seen").read_text().splitlines() if line.endswith(text))
+
+    try:
+        for attempt in (1, 2):
+            wait_until(lambda attempt=attempt: len(lines(f"] attempt {attempt}")) == 2, "lines of both agents")
+            (tmp_path / "go").touch()
+        done = subprocess.run([*jaxrun, "stop", job.run_dir], capture_output=True, text=True, timeout=TIME_LIMIT)
+        assert done.returncode == 0 and "interrupted by SIGTERM (15)" in done.stdout, done
+        assert logs.wait(TIME_LIMIT) == 0
+    finally:
+        logs.kill()
+        logs.wait()
+    assert lines("attempt 2") == ["[0] attempt 2", "[1] attempt 2", "jaxrun: attempt 2"]
+    assert len(lines("; exit 143")) == 1 and job.end().code == 143
+
+
 OBEYS = "signal.signal(15, lambda *args: done()); run(); listen(); print('ready', flush=True); time.sleep(600)"
 IGNORES = "signal.signal(15, signal.SIG_IGN); run(); listen(); print('ready', flush=True); time.sleep(600)"
 
@@ -84,7 +118,7 @@ def test_a_launch_command_that_fails_is_quoted(start):
     assert "Could not resolve" in (job.run_dir / LOG_NAME).read_text()
 
 
-def test_a_launch_command_that_ends_during_the_job_ends_the_job(start):
+def test_a_launch_command_that_ends_during_the_x(start):
     fails = "until [ -e over ]; do sleep 0.02; done; echo node failure; exit 1\n"
     job = start(READY, script=AGENTS.replace("wait\n", fails))
     job.wait_for_output("ready")

@@ -9,6 +9,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,7 +126,7 @@ def test_an_injected_fault_ends_an_attempt_as_any_death_comes_once_and_is_explai
     codes = ["run(); time.sleep(600)"] * 2
     result = jaxrun(tmp_path, *words, "by_hand.py", *codes, env=write_fake_runtime(tmp_path))
     assert " · --chaos kill:1@0.3s" in result.err
-    assert json.loads((result.run_dir / "job.json").read_text())["chaos"] == ["kill:1@0.3s", "kill:0@3s"]
+    assert json.loads((result.run_dir / "job.json").read_text())["options"]["chaos"] == ["kill:1@0.3s", "kill:0@3s"]
     (first,) = result.verdict()["earlier"]  # type: ignore[misc]
     assert first["culprits"] == [1]
     assert first["headline"].startswith("rank 1 of 2 was killed by SIGKILL (9), as --chaos asked, ")
@@ -138,15 +140,21 @@ def test_an_injected_fault_ends_an_attempt_as_any_death_comes_once_and_is_explai
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(tmp_path: Path, script, signum: int) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, pytest.param(None, id="jaxrun stop")])
+def test_a_signal_between_two_attempts_ends_the_job_and_leaves_nothing(
+    tmp_path: Path, script, signum: int | None
+) -> None:
     arguments = (str(script(PROGRAM)), *["kill", "exit"] * 25)
     with started(tmp_path, "-n", "2", "--max-restarts", "50", *arguments) as job:
         job.wait_until((tmp_path / "run" / "attempt-2").exists, "second attempt")
-        job.process.send_signal(signum)
+        if signum is None:
+            subprocess.run([sys.executable, "-m", "jaxrun", "stop", job.run_dir], check=True, timeout=TIME_LIMIT)
+        else:
+            job.process.send_signal(signum)
         code = job.process.wait(TIME_LIMIT)
-        if signum == signal.SIGINT:
-            assert code in (130, 7, 137)  # the last two where it met an attempt that was failing
+        if signum != signal.SIGKILL:
+            # the last two where it met an attempt that was failing
+            assert code in (130 if signum else 143, 7, 137)
         wait_until(lambda: not job.processes())
 
 

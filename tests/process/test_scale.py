@@ -19,8 +19,9 @@ import pytest
 from harness import TIME_LIMIT, read_events
 
 import jaxrun
-from jaxrun.controller.supervisor.agent_connections import AgentConnections, RemoteOutput
+from jaxrun.controller.supervisor.remote_output import RemoteOutput
 from jaxrun.controller.supervisor.run_job import run
+from jaxrun.controller.supervisor.transport import Transport
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
@@ -168,17 +169,16 @@ def _steps_at_a_listener(count):
 
 
 def _steps_for_connections(count):
-    connections = AgentConnections(EventLoop(), {})
+    transport = Transport()
     screen = SimpleNamespace(congested=False, write=lambda rank, stream, data: None)
-    output = RemoteOutput(screen, connections)
-    everyone = [object() for _ in range(count)]  # nothing is sent to them
-    for rank, connection in enumerate(everyone):
-        connections.add(rank, connection)
-        output.handle(rank, connection, OutputChunk(rank, "out", b"0123456789"))
+    output = RemoteOutput(screen, transport)
+    everyone = [transport.add(object()) for _ in range(count)]  # nothing is sent to them
+    for rank, link in enumerate(everyone):
+        output.handle(rank, link, OutputChunk(rank, "out", b"0123456789"))
     with Steps() as steps:
         output.handle(0, everyone[0], OutputChunk(0, "out", b"0123456789"))
         output.acknowledge()
-        connections.flush(0.0)
+        transport.flush(0.0)
     return steps.count
 
 

@@ -1,6 +1,6 @@
 """scripts/ and docker/: what they print and refuse, and that the files of docker/ agree with the checkout.
 
-That the images build and run, docker/README.md says.
+That the images build and run, tests/cluster/test_containers.py tries.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -156,6 +157,58 @@ def test_a_start_is_measured_in_seconds_of_all_processes_and_in_the_memory_of_it
         private, shared, wrong = startup.measure_memory(startup.JAXRUN, 2, program)
     assert done.wrong == wrong == ""
     assert 0.5 < done.cpu < 60 and 5 < private < shared
+
+
+# ---- scripts/test, scripts/engines
+
+
+def checkout(tmp_path: Path, *names: str, **stubs: str) -> Path:
+    """A checkout with these scripts as they are, and files of shell commands as others: scripts_install, …."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("lib.sh", *names):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    for name, commands in stubs.items():
+        stub = tmp_path / name.replace("venv", ".venv").replace("_", "/")
+        stub.parent.mkdir(parents=True, exist_ok=True)
+        stub.write_text(f"#!/bin/bash\n{commands}\n")
+        stub.chmod(0o755)
+    return tmp_path
+
+
+def test_the_output_of_the_last_run_of_tests_that_failed_is_kept_and_named(tmp_path: Path) -> None:
+    """Also where pytest writes colours, and a later run passes."""
+    pytest_stub = r"""echo "ran ${@: -1}"; printf '\033[31mred\033[0m\n' >&2; [[ ${@: -1} == -q ]]"""
+    checkout(tmp_path, "test", scripts_install="", venv_bin_python=pytest_stub)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([tmp_path / "scripts/test", *words], capture_output=True, text=True, timeout=TIME_LIMIT)
+
+    assert run("-q").returncode == 0 and list(tmp_path.glob("test-failure*")) == []
+    failed = run("-x")
+    assert failed.returncode == 1
+    assert failed.stdout.splitlines()[-1] == "the output of this run is kept in test-failure.log"
+    assert run("-q").returncode == 0
+    assert [path.name for path in tmp_path.glob("test-failure*")] == ["test-failure.log"]
+    kept = (tmp_path / "test-failure.log").read_text()
+    assert "ran -x" in kept and "\nred\n" in kept and failed.stdout.splitlines()[-1] in kept
+    ignored = subprocess.run(["git", "check-ignore", "-q", "test-failure.log"], cwd=ROOT)
+    assert ignored.returncode in (0, 128)  # 128: this is no checkout of git
+
+
+@pytest.mark.parametrize(
+    ("status", "install"), [(0, "mkdir -p .venv/bin && ln -s /bin/true .venv/bin/python"), (69, "exit 69")]
+)
+def test_engines_are_installed_also_where_there_is_no_environment_yet(
+    tmp_path: Path, status: int, install: str
+) -> None:
+    install = f'cd "${{0%/*}}/.."; echo installing; {install}'
+    checkout(tmp_path, "engines", scripts_install=install, scripts_testbed="")
+    make = "mkdir -p .engines/openmpi-5.0.11/bin && ln -s /bin/true .engines/openmpi-5.0.11/bin/python"
+    subprocess.run(make, shell=True, cwd=tmp_path, check=True)  # what the environment's python would make
+    command = [tmp_path / "scripts/engines", "openmpi==5.0.11"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
+    assert done.returncode == status and "installing\n" in done.stdout and "cannot be installed" not in done.stderr
+    assert (tmp_path / ".engines/openmpi-5.0.11/complete").exists() == (status == 0)
 
 
 # ---- scripts/gpu on a machine without GPUs

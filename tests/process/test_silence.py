@@ -103,6 +103,14 @@ def test_an_asked_host_may_answer_by_a_new_probe_but_not_by_an_earlier_one():
         assert watch.probes.answers and not watch.has_answered([peer])
         turns(watch, clock, peer, count=2)
         assert watch.has_answered([peer])
+        turns(watch, clock, peer, count=1)  # a probe whose answer is read 0.1 s after the host was asked again
+        clock.now -= 0.1
+        watch.ask([peer])
+        clock.now += 0.1
+        turns(watch, clock, peer, count=1)
+        assert not watch.probes.unanswered and not watch.has_answered([peer])
+        turns(watch, clock, peer, count=2)
+        assert watch.has_answered([peer])
         watch.close()
 
 

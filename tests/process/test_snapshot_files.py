@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 
 import pytest
 
@@ -133,17 +135,41 @@ def test_another_token_or_changed_chunk_is_refused(own, monkeypatch):
 def test_snapshots_of_a_job_stay_while_other_jobs_clean_up_and_go_with_it(own):
     name = directories.snapshot_directory("a", "h/1")
     os.close(directories.open_shared_directory(name))
-    os.close(directories.open_shared_directory("b-1-h"))  # the first of another job: it is younger than ten minutes
+    (own / name / "0_0_").touch()
     os.utime(own / name, (0, 0))
-    os.close(directories.open_shared_directory("a-2-h"))  # of the same job
+    os.close(directories.open_shared_directory("b-1-h"))
+    directories.remove_abandoned("b")  # the first of another job: a snapshot has just been written
+    os.utime(own / name / "0_0_", (0, 0))
+    os.close(directories.open_shared_directory("a-2-h"))
+    directories.remove_abandoned("a")  # of the same job
+    assert not (own / "b-1-h").exists() and (own / "a-2-h").exists()
     directories.hold_directory(name)
     os.utime(own / name, (0, 0))
-    os.close(directories.open_shared_directory("c-1-h"))  # this process holds it
+    directories.remove_abandoned("c", snapshots_after=0)  # this process holds it
     os.close(directories._held.pop(name))
     directories.remove_all_of_job("a", snapshots=False)
     assert (own / name).exists() and not (own / "a-2-h").exists()
-    os.close(directories.open_shared_directory("d-1-h"))
-    assert not (own / name).exists()  # it was abandoned
+    (own / name / "1_0_").touch()
+    directories.remove_abandoned(snapshots_after=0)
+    assert not own.exists()
+
+
+def test_where_another_user_was_faster_a_job_has_a_directory_of_its_own_and_it_is_removed_as_well(own, tmp_path):
+    own.mkdir(mode=0o755)  # as that of another user it cannot be this user's alone
+    name = directories.snapshot_directory("ab12", "h1")
+    memory = HostMemory("ab12", "h1")
+    keep(memory, SNAPSHOT)
+    at = tmp_path / f"{own.name}-ab12"
+    assert (at / name).is_dir() and at.stat().st_mode & 0o777 == 0o700 and not [*own.iterdir()]
+    os.utime(at / name, (0, 0))
+    directories.remove_abandoned("cd34")  # `memory` holds it
+    assert HostMemory("ab12", "h1").names() == memory.names()
+    directories.remove_all_of_job("ab12")
+    assert not at.exists()
+    os.close(directories.open_shared_directory(directories.snapshot_directory("ef56", "h1")))
+    os.utime(tmp_path / f"{own.name}-ef56" / "ef56-snapshots-h1", (0, 0))
+    directories.remove_abandoned("cd34")
+    assert [*tmp_path.iterdir()] == [own]
 
 
 def test_what_a_killed_agent_has_left_stays_only_if_another_one_comes(own):
@@ -153,5 +179,10 @@ def test_what_a_killed_agent_has_left_stays_only_if_another_one_comes(own):
     directories.remove_unless_held(name, 60)
     assert (own / name).exists()
     os.close(holder)
-    directories.remove_unless_held(name, 0)
+    waiting = threading.Thread(target=directories.remove_unless_held, args=(name, 1))  # as a guard does
+    waiting.start()
+    while waiting.is_alive():
+        directories.remove_abandoned(snapshots_after=0)
+        assert (own / name).exists() or not waiting.is_alive()
+        time.sleep(0.05)
     assert not own.exists()

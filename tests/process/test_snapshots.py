@@ -150,15 +150,39 @@ def test_such_an_error_has_the_line_of_the_program_and_is_not_restarted(tmp_path
     assert 'jr.snapshot(1, {"name": "text"})' in traceback and "state_snapshots" not in traceback, traceback
 
 
+THREADS = """
+import threading, numpy as np, jaxrun_runtime as jr
+failed = []
+def keep(number):
+    try:
+        for step in range(number, 40, 2):
+            jr.snapshot(step, {"x": np.full(1000 * (number + 1), step)} | {str(at): at for at in range(number * 5)})
+    except Exception as error:
+        failed.append(error)
+threads = [threading.Thread(target=keep, args=(number,)) for number in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(failed)
+"""
+
+
 @pytest.mark.extended
-def test_a_directory_that_another_user_has_made_is_named_with_its_path(tmp_path: Path) -> None:
+def test_threads_of_a_rank_take_turns(tmp_path: Path) -> None:
+    (tmp_path / "threads.py").write_text(THREADS)
+    result = jaxrun(tmp_path, "-n", "1", "threads.py")
+    assert result.code == 0 and lines(result, "[]"), result
+
+
+@pytest.mark.extended
+def test_a_directory_of_the_job_that_is_not_this_users_alone_is_named_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, jaxrun_runtime as jr\nfrom jaxrun.files import shared_memory\n"
         "os.mkdir('memory'); shared_memory._MEMORY = os.path.abspath('memory')\n"
-        "os.mkdir(shared_memory._own_directory(), 0o755)\njr.snapshot(1, {})\n"
+        "for path in shared_memory._own_directories(os.environ['JAXRUN_JOB_ID']):\n    os.mkdir(path, 0o755)\n"
+        "jr.snapshot(1, {})\n"
     )
     result = jaxrun(tmp_path, "-n", "1", "program.py")
-    path = rf"{tmp_path}/memory/jaxrun-\d+"
+    path = rf"{tmp_path}/memory/jaxrun-\d+-[0-9a-f]+"
     words = rf"snapshots cannot be kept: {path} on \S+: it is not this user's alone: .*; have it removed"
     assert result.code == 1 and re.search(words, result.err), result
 

@@ -5,11 +5,11 @@ import gc
 import os
 import signal
 import sys
-from dataclasses import replace
 from datetime import datetime
 
 import pytest
 from harness import kill, wait_until
+from msgspec.structs import replace
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME, LaunchProcess
 from jaxrun.controller.supervisor.local_job import setup_of

@@ -108,7 +108,7 @@ def test_rank_0_reads_what_comes_on_standard_input(start) -> None:
     assert f"read {len(text)}\n" in out and "read 0\n" in out, (out, status)
 
 
-WHERE = "import jaxrun, jaxrun_runtime, sys; print(jaxrun.__file__, sys.executable)"
+WHERE = "import jaxrun, jaxrun_runtime, jaxrun.protocol.agent_messages, sys; print(jaxrun.__file__, sys.executable)"
 
 
 def test_a_bare_interpreter_gets_jaxrun_once_and_finds_it_the_next_time(start, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_bare_interpreter_gets_jaxrun_once_and_finds_it_the_next_time(start, t
     found, python = out.split()
     copy = Path(found).parents[1]
     assert copy.parents[1] == tmp_path / f"jaxrun-stage-{os.getuid()}" and python == base_python(), out
-    assert {path.name for path in copy.iterdir()} == {"jaxrun", "jaxrun_runtime"}
+    assert {path.name for path in copy.iterdir()} == {"jaxrun", "jaxrun_runtime", "msgspec"}
     (copy / "kept").touch()  # a copy that came again would not have it
     shells = [shell for shell in SHELLS if shutil.which(shell)]
     out, err, _ = start(shells, sys.executable, "-c", WHERE, options=carry)

@@ -18,6 +18,7 @@ from harness_worker import environment
 from jaxrun.analysis.diagnosis import stacks
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.stacks import main_stack, parse_dump
+from jaxrun.node.agent import child_processes
 from jaxrun.node.agent.child_processes import describe_children
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import ChildProcess
@@ -111,6 +112,39 @@ def test_the_stacks_equal_the_fault_handlers(dumps):
         assert [frame.function for frame in other.frames].count("dive") == 3
 
 
+HANDLES = f"""{BEGIN}
+import threading
+class Loud(ValueError):
+    def __str__(self):
+        threading.Event().wait()
+def wait(name, error):
+    try:
+        raise error
+    finally:
+        print("ready", flush=True) if name == "main" else None
+        threading.Event().wait()
+full = OSError(28, "No space left on device")
+threading.Thread(target=wait, args=("Loader", full), name="Loader", daemon=True).start()
+wait("main", Loud("bad record", 3))
+"""
+
+
+def test_the_exceptions_that_threads_handle_are_read_without_the_programs_code(dumps):
+    with dumps(HANDLES) as ask:
+
+        def handled():  # once both threads wait
+            found = {stack.name: stack.notes.handled for stack in parse_dump(ask(STACKS_SIGNAL))}
+            return all(found.get(name) for name in ("", "Loader")) and found
+
+        found = wait_until(handled)
+        assert [(one.error, one.message) for one in found[""]] == [("Loud", "bad record")]
+        assert [(one.error, one.message) for one in found["Loader"]] == [
+            ("OSError", "[Errno 28] No space left on device")
+        ]
+        assert found[""][0].places[-1][2] == "wait"
+        assert not any(stack.notes.handled for stack in parse_dump(ask(FAULT_HANDLER_SIGNAL)))
+
+
 @pytest.mark.extended
 def test_code_that_holds_the_gil_is_shown_by_the_fault_handler(tmp_path):
     (tmp_path / "held.py").write_text(HOLDS_THE_GIL)
@@ -202,7 +236,8 @@ def test_a_ranks_own_stacks_name_threads_and_say_which_are_daemons():
     assert found["Loader??-1"] is False and found["Watcher"] is True
 
 
-def test_children_are_described_with_their_command_or_how_they_ended():
+def test_children_are_described_with_their_command_or_how_they_ended(monkeypatch):
+    monkeypatch.setattr(child_processes, "_MAX_CHILDREN", 1000)  # other tests may have left some
     sleeper = subprocess.Popen(["sleep", "1000"])
     killed = subprocess.Popen(["sleep", "1000"])
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
@@ -213,7 +248,7 @@ def test_children_are_described_with_their_command_or_how_they_ended():
         while found.get(ended.pid) is None or found[ended.pid].status is None or found[killed.pid].status is None:
             assert time.monotonic() < deadline
             found = {child.pid: child for child in describe_children(os.getpid())}
-        assert found[sleeper.pid] == ChildProcess(sleeper.pid, "sleep 1000")
+        assert found[sleeper.pid] == ChildProcess(sleeper.pid, "sleep 1000")  # no fork: it has another command
         assert (found[killed.pid].status, found[ended.pid].status) == (-9, 3)
     finally:
         sleeper.kill()

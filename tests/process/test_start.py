@@ -172,9 +172,21 @@ def test_make_mesh_lays_a_mesh_over_hosts_and_says_so_once(tmp_path: Path) -> No
             "sum 6.0",
             "Number of devices 4 must be >= the product of mesh_shape (99,)",
         ]
-    assert result.err.count("mesh over 2 hosts") == refuses_several_hosts()
+    assert result.err.count("a mesh over 2 hosts") == refuses_several_hosts()
     if refuses_several_hosts():
-        assert "[0] jaxrun: mesh over 2 hosts: data=2 x model=2, hosts along data;" in result.err
+        assert "data=2 x model=2; data goes across the hosts, model stays within a host" in result.err
+
+
+@pytest.mark.extended
+@pytest.mark.jax_version
+def test_of_a_mesh_over_hosts_only_the_first_attempt_speaks(tmp_path: Path) -> None:
+    program = tmp_path / "mesh.py"
+    ends = "import jaxrun_runtime\nif jaxrun_runtime.attempt().number == 1:\n    raise ValueError\n"
+    program.write_text(f"{MESH}{ends}")
+    options = ("-n", "2", "-d", "2", "--simulate-hosts", "2", "--max-restarts", "1")
+    result = jaxrun(tmp_path, *options, str(program))
+    assert result.code == 0 and "1 restart" in result.err, result.err
+    assert result.err.count("a mesh over 2 hosts") == refuses_several_hosts()
 
 
 @pytest.mark.extended

@@ -136,6 +136,31 @@ def test_sigterm_that_nobody_listens_to_ends_the_job_at_once(tmp_path: Path) -> 
     assert "no rank listens to SIGTERM, so 1 rank was killed at once" in result.err
 
 
+TEARS_DOWN = """
+import os, pathlib, signal, sys, time, jaxrun_runtime as jr
+from jax.experimental.multihost_utils import sync_global_devices
+
+def tear_down(*_):
+    pathlib.Path(f"torn down.{jr.rank}").touch()
+    if jr.rank == 2:
+        os._exit(3)
+    sys.exit(f"rank {jr.rank} has torn down")
+
+signal.signal(signal.SIGTERM, tear_down)
+sync_global_devices("all handle it")
+if jr.rank == 1:
+    raise ValueError("bad record")
+time.sleep(600)
+"""
+
+
+@pytest.mark.extended
+def test_with_grace_ranks_that_handle_sigterm_may_end_when_another_fails(tmp_path: Path, script) -> None:
+    result = jaxrun(tmp_path, "-n", "3", "--grace", "200", str(script(TEARS_DOWN)))
+    assert sorted(path.name for path in tmp_path.glob("torn down.*")) == ["torn down.0", "torn down.2"], result
+    assert result.code == 1 and result.verdict()["culprits"] == [1] and "SIGKILL follows in 200 s" in result.err, result
+
+
 # ---- should_stop
 
 # A program with a warm-up, training and evaluations, which asks in all of them whether it should stop. As orbax does
@@ -197,6 +222,27 @@ def test_all_ranks_stop_at_the_same_step_wherever_they_ask(tmp_path: Path, scrip
     )
     assert [event["step"] for event in result.events("CheckpointSaved")] == [step]
     assert "Traceback" not in result.err
+
+
+SIGTERM_TO_RANK_1 = """
+import os, signal, sys, jaxrun_runtime as jr
+from jax.experimental.multihost_utils import sync_global_devices
+jr.should_stop()
+if jr.rank == 1:
+    os.kill(os.getpid(), signal.SIGTERM)
+for step in range(10**6):
+    if jr.should_stop(step):
+        print("stops at", step)
+        sys.exit()
+    sync_global_devices("step")
+"""
+
+
+@pytest.mark.extended
+def test_sigterm_to_one_rank_stops_all_that_poll_at_the_same_step(tmp_path: Path, script) -> None:
+    result = jaxrun(tmp_path, "-n", "2", str(script(SIGTERM_TO_RANK_1)))
+    assert result.code == 75 and len(set(re.findall(r"stops at \d+", result.out))) == 1, result
+    assert "SIGTERM to rank 1, not by jaxrun: asked ranks 0-1 to stop (should_stop)" in result.err, result
 
 
 ASKS_IN_A_CHILD = """

@@ -61,7 +61,7 @@ def test_messages_are_received_before_the_end_of_the_channel(worker):
 def test_garbage_is_refused_and_nothing_is_read_after_it(worker):
     child, theirs = worker
     theirs.sendall(b"\0\0\0\2{]" + encode(Done(2, 1.0)))
-    with pytest.raises(ProtocolError, match="not JSON"):
+    with pytest.raises(ProtocolError, match="not of version"):
         child.receive()
     child.pipes.channel.close()
     assert child.receive() is None
@@ -153,3 +153,19 @@ def test_cpu_time_of_a_ranks_children_counts(worker):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert child.cpu_seconds() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("script", "is_at_work"),
+    [("while :; do :; done", True), ("exec sleep 60", True), ("read line", False), ("sleep 60; :", False)],
+)
+def test_a_main_thread_that_runs_or_sleeps_reads_no_input(worker, script, is_at_work):
+    """The last one waits for a child, which might read."""
+    child, _ = worker
+    with subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True) as shell:
+        child.pid = shell.pid
+        wait_until(lambda: child.kernel_wait() if script.startswith(("exec", "read", "sleep")) else child.is_at_work)
+        try:
+            wait_until(lambda: child.is_at_work == is_at_work)
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)

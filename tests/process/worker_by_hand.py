@@ -6,7 +6,8 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import STACKS_SIGNAL, WorkerEnv

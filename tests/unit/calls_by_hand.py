@@ -1,7 +1,8 @@
 """Calls and flights by hand: of a job of three ranks, as tests of the head make them, and of ranks that come late."""
 
 import random
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxrun.protocol.flight import CallTiming, DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
@@ -109,7 +110,7 @@ def window(flights, since, until):
 
 def shifted(flight, seconds):
     """The flight of a rank whose clock is ahead."""
-    timings = tuple(t._replace(entered=t.entered + seconds, dispatched=t.dispatched + seconds) for t in flight.timings)
+    timings = tuple(replace(t, entered=t.entered + seconds, dispatched=t.dispatched + seconds) for t in flight.timings)
     return Flight(EVERY_CALL, timings=timings, call_counts=flight.call_counts, sites=SITES)
 
 

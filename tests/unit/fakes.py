@@ -124,6 +124,7 @@ class EndedCall:
     running: tuple[int, ...] = ()
     disconnected: tuple[int, ...] = ()
     waiting: str = ""
+    lost_state: str = ""
 
 
 @dataclass

@@ -104,7 +104,7 @@ class FakeGang:
         self.interrupts, self.broken, self.stopped, self.ended = 0, "", False, 0
         self.on_interrupt = lambda: [self.ranks[rank].returns() for rank in self.connections.ranks]
         self.find_compiling = lambda ranks: []
-        self.printed = []
+        self.printed, self.raised = [], {}
         self.lock = threading.RLock()
         self.ranks = []
         for rank in range(size):
@@ -163,7 +163,8 @@ class FakeGang:
     def stop(self):
         self.stopped = True
 
-    def stacks(self):
+    def stacks(self, *, raised):
+        self.raised = raised
         return "all in sleep"
 
     def explain_death(self, timeout, ranks):

@@ -1,11 +1,10 @@
 """The other end of a handshake: what it receives, and answers that it may send."""
 
-import json
 import struct
 
 from jaxrun.protocol import auth
 from jaxrun.protocol.auth import ChallengeResponse
-from jaxrun.protocol.codec import MessageDecoder, message_types
+from jaxrun.protocol.codec import MessageDecoder, encode_message_pack, message_types
 
 TOKEN = auth.new_token()
 
@@ -19,7 +18,7 @@ def read(peer):
 
 
 def frame(content):
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    body = content if isinstance(content, bytes) else encode_message_pack(content)
     return struct.pack("!I", len(body)) + body
 
 

@@ -25,8 +25,9 @@ def end(rank, at, status=None, **more):
     return WorkerOutcome(rank, HOSTS[rank], RUN_AT + at, status, **more)
 
 
-def raised(rank, at, message="bad record", thread_failures=(), **more):
-    return end(rank, at, 1, failure=failed(rank, message, **more), thread_failures=thread_failures)
+def raised(rank, at, message="bad record", thread_failures=(), lost_pool_workers=(), **more):
+    lost = {"thread_failures": thread_failures, "lost_pool_workers": lost_pool_workers}
+    return end(rank, at, 1, failure=failed(rank, message, **more), **lost)
 
 
 def stopped(*ranks):

@@ -9,9 +9,11 @@ from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_not
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
 from jaxrun.controller.head.worker_assignment import Told
-from jaxrun.protocol.agent_messages import AgentReport, InjectFault, WorkerExited, WorkerSpawned
+from jaxrun.controller.roster import Roster
+from jaxrun.controller.seat import LinkId
+from jaxrun.protocol.agent_messages import AgentConnected, AgentReport, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.probe_messages import Gpus, Machine
 from jaxrun.protocol.snapshot_messages import (
@@ -34,9 +36,11 @@ from jaxrun.records.event_log.actions import (
     Finish,
     LookForHosts,
     PrintLine,
+    PrintLoss,
     PrintSnapshot,
     PrintStallNotice,
     ReadTerminalLine,
+    RecordTime,
     Send,
     ShowTerminalText,
     SignalRanks,
@@ -95,10 +99,14 @@ class Simulation:
         drains=False,
         debug=False,
         post_mortem=False,
+        learns_stall=None,
+        cores=0,
+        keep_survivors=False,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
         self.local_devices = local_devices
+        self.platform = platform
         self.now = 0.0
         self.exited = {}
         self.killed = []  # (time, signal, ranks)
@@ -116,10 +124,12 @@ class Simulation:
         self.reads = 0  # lines that were asked for
         self.answers = True  # whether any do
         self.cpu = lambda now: 0.0  # seconds that each rank has used by then
+        self.core_wait = lambda now: 0.0  # seconds that threads of each rank have waited for a core by then
         self.written = lambda now: 0  # bytes that each has written by then
         self.flights = {}  # by rank, of the recorders that can be read; histories are the same
         self.programs = {}  # (rank, program) → ProgramDetails
         self.queries = []  # (time, detail, ranks)
+        self.times = []  # what was logged of how the time is spent
         self.nccl = None  # what NCCL's own service says
         self.stuck_for_nccl = False  # whether the agent that is to ask it never answers
         self.identities = {}  # rank → fields of its RankReply by which others know it
@@ -139,6 +149,8 @@ class Simulation:
             ends_at,
             unhurried,
             grow,
+            grace,
+            learns_stall,
         )
         faults = parse_faults(chaos) if chaos else ()
         options = {
@@ -149,8 +161,12 @@ class Simulation:
             "drains": drains,
             "debug": debug,
             "post_mortem": post_mortem,
+            "cores": cores,
+            "keep_survivors": keep_survivors,
         }
-        self.head = Head(self.hosts, expected, limits, "127.0.0.1", 0.0, agents=agents_by_rank(size), **options)
+        self.head = Head(
+            self.hosts, expected, limits, 0.0, agents_by_rank(size), asked=HeadOptions("127.0.0.1", **options)
+        )
 
     def handle(self, *events):
         """Events that arrive now."""
@@ -218,7 +234,7 @@ class Simulation:
             "local_devices": self.local_devices or 1,
             "global_devices": self.size * (self.local_devices or 1),
             "device_kinds": ("cpu",),
-            "platform": "cpu",
+            "platform": self.platform,
             "nonce": JOB_ID,
             "joined_at": self.now,
             "time": self.now,
@@ -275,22 +291,28 @@ class Simulation:
             case Send(ranks=(rank,), message=ProgramDetailsRequest(program)):
                 details = self.programs.get((rank, program))
                 if details is not None:
-                    self._later(0.002, ProgramDetailsReply(rank, program, details))
+                    last_calls = self.flights.get(rank, Flight())
+                    self._later(0.002, ProgramDetailsReply(rank, program, details, last_calls))
             case Send(message=RankQuery()):
                 self._answer(action.ranks, action.message)
             case Send():
                 assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, StartCoordinator))
                 self.sent.append((self.now, action.ranks, action.message))
+            case PrintLoss():
+                self.printed.append((self.now, f"rank {action.worker.rank} is lost, {action.others} go on"))
             case PrintSnapshot():
                 self.printed.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
             case PrintStallNotice():
-                self.printed.append((self.now, format_stall_notice(action.snapshot, action.idle_s, None)))
+                how = {"limit_s": action.limit_s, "is_as_before": action.is_as_before}
+                self.printed.append((self.now, format_stall_notice(action.snapshot, action.idle_s, None, **how)))
             case PrintLine(status=True):
                 self.statuses_shown.append((self.now, action.text))
             case PrintLine():
                 self.printed.append((self.now, action.text))
             case AnswerRequest():
                 self.answered.append((action.number, action.answer))
+            case RecordTime():
+                self.times.append(action)
             case ShowTerminalText():
                 self.terminal.append(action.text)
             case LookForHosts():
@@ -312,6 +334,7 @@ class Simulation:
                 query.number,
                 self.now,
                 cpu_seconds=self.cpu(self.now),
+                core_wait_s=self.core_wait(self.now),
                 bytes_written=self.written(self.now),
                 flight=self.flights.get(rank, Flight()),
                 nccl=self.nccl if "nccl" in query.detail else None,
@@ -335,12 +358,25 @@ def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared
     command = LaunchCommand(
         "open-mpi", "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
     )
+    plan = plan_remote(job, {}, JOB_ID, command, ["?"] * size)
     return AgentRegistry(
-        plan_remote(job, {}, JOB_ID, command, ["?"] * size),
+        plan,
         Told(given or {}, run_dir, run_dir),
+        Roster.of(plan),
         directory=directory,
         listen_addresses="eth0 10.0.0.9:40",
     )
+
+
+def seated(plan, there=(), *, reported=(), awaited=None):
+    """The roster of an attempt in which agents are `there`, and some have reported; those that wait are ready."""
+    roster = Roster.of(plan, awaited)
+    for agent in there:
+        roster.arrive(LinkId(agent), agent)
+        roster.say(LinkId(agent), AgentConnected(agent, f"h{agent}"))
+    for agent in {*reported, *(agent for agent in there if not plan.agents[agent])}:
+        roster.add_report(report(agent, roster.seats[agent].host, len(plan.workers)))
+    return roster
 
 
 def report(rank, host, size, *, gpus=(), **changes):
@@ -354,7 +390,7 @@ def report(rank, host, size, *, gpus=(), **changes):
         "pid": 1000 + rank,
         "time": 1.0,
         "jaxrun_version": __version__,
-        "address": f"10.0.0.{int(host[1:])}",
+        "address": f"10.0.0.{host[1:] if host[1:].isdecimal() else rank + 1}",
         "head_address": HEAD_ADDRESS,
         "directory": "/shared",
         "machine": Machine(host, **of_machine),

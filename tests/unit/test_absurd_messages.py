@@ -1,12 +1,15 @@
-"""Well-typed messages that mean nothing, from agents that know the token: the head raises nothing, and ends."""
+"""Messages that mean nothing, from agents and from clients of the job's socket: the head raises nothing, and ends."""
 
 import json
+import signal
 import struct
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import cycle
 
+from handshakes import frame
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from simulation import JOB_ID, Simulation, make_registry, report
 from values_by_type import Values
 
@@ -16,7 +19,7 @@ from jaxrun.analysis.verdict.verdict import to_json
 from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.errors import ProtocolError
@@ -29,9 +32,21 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
     WorkerSpawned,
 )
-from jaxrun.protocol.codec import FRAME_VERSION, MessageDecoder, encode
+from jaxrun.protocol.codec import Form, MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight, ProgramDetails
 from jaxrun.protocol.forkserver_messages import Preloaded
+from jaxrun.protocol.job_messages import (
+    Answer,
+    Ask,
+    Cancel,
+    EndOrder,
+    FaultOrder,
+    FromClient,
+    Greeting,
+    Input,
+    Request,
+    SignalOrder,
+)
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
 from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
@@ -41,6 +56,9 @@ from jaxrun.records.event_log.events import (
     FaultRequested,
     LauncherSignalled,
     ParentExited,
+    Requested,
+    RequestEnded,
+    RequestInput,
     SignalRequested,
     TerminalLine,
     check_event,
@@ -58,8 +76,8 @@ LONG_LINE = f'Fatal Python error: Aborted\n\nThread 0x0 (most recent call first)
 
 RANKS = st.integers(0, SIZE - 1)
 SMALL = st.integers(-1, 3)
-INTS = SMALL | st.sampled_from([9, 15, 255, -9, -500, 2**31, 2**63, -(2**70), 10**400])
-FLOATS = st.sampled_from([0.0, 1.0, 7, -1e308, 1e308, 10**308, float("inf"), float("nan")])
+INTS = SMALL | st.sampled_from([9, 15, 255, -9, -500, 2**31, 2**63, 2**64 - 1, -(2**63)])
+FLOATS = st.sampled_from([0.0, 1.0, 7, -1e308, 1e308, 2**63, float("inf"), float("nan")])
 GROUPS = st.sampled_from(["0-2"] * 5 + ["0-1", "0, 2", "", "x", "2-0", "0-300000000", "9" * 5000, "7", "\ud800"])
 TEXTS = st.sampled_from(
     ["", "a", "cpu", "h1", JOB_ID, "h1:1", "\ud800", "a\nb\x1b[31m", "\0", "x" * 3000, "futex", IN_JAX, LONG_LINE]
@@ -69,22 +87,24 @@ ODD = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2),
     max_leaves=4,
 )
-CALLS = st.tuples(FLOATS, st.integers(0, 1), SMALL | INTS, st.integers(0, 2), SMALL, SMALL)
-PROGRAMS = st.tuples(SMALL, st.lists(st.sampled_from(["", "a", "b", "\ud800"]), min_size=3, max_size=4))
+CALLS = st.tuples(FLOATS, GROUPS, SMALL | INTS, st.integers(0, 2), SMALL, SMALL)
+PROGRAMS = st.lists(st.sampled_from(["", "a", "b", "\ud800"]), min_size=3, max_size=4)
 FLIGHT_FIELDS = {
     "level": st.sampled_from([3, 3, 3, 0, 77]),
     "compiling": st.tuples(TEXTS, FLOATS),
     "pending": st.tuples(GROUPS, INTS, SMALL, SMALL, FLOATS),
-    "groups": st.lists(st.tuples(GROUPS, INTS), min_size=1, max_size=3),
+    "call_counts": st.dictionaries(GROUPS, INTS, min_size=1, max_size=3),
     "calls": st.lists(CALLS, max_size=4),
-    "marks": st.lists(st.tuples(st.integers(0, 1), st.lists(st.tuples(INTS, INTS), max_size=2)), max_size=2),
-    "timings": st.lists(SMALL | INTS | FLOATS, min_size=5, max_size=5),
+    "marks": st.dictionaries(GROUPS, st.dictionaries(INTS, INTS, max_size=2), max_size=2),
+    "timings": st.lists(st.tuples(GROUPS, INTS, FLOATS, FLOATS, SMALL), max_size=2),
     "entered": FLOATS,
-    "programs": st.lists(PROGRAMS, max_size=3),
-    "sites": st.lists(st.tuples(SMALL, st.lists(TEXTS, max_size=2)), max_size=3),
-    "unknown": INTS,
+    "standing": st.tuples(INTS, FLOATS),
+    "programs": st.dictionaries(SMALL, PROGRAMS, max_size=3),
+    "sites": st.dictionaries(SMALL, st.lists(TEXTS, max_size=2), max_size=3),
+    "unknown_programs": INTS,
     "trouble": TEXTS,
-    "agreed": st.tuples(INTS, FLOATS),
+    "joint_calls": st.dictionaries(TEXTS, INTS, max_size=2),
+    "joint_wait": st.tuples(TEXTS, INTS, FLOATS, SMALL),
 }
 ARRAYS = st.lists(st.lists(TEXTS, min_size=3, max_size=3), max_size=2)
 DETAILS_FIELDS = {"source": TEXTS, "arguments": ARRAYS, "results": ARRAYS, "mesh": TEXTS, "text": TEXTS}
@@ -108,28 +128,28 @@ VALUES = Values(
         int: INTS,
         float: FLOATS,
         bool: st.booleans(),
+        bytes: st.just("YQ==") | TEXTS,
         str: TEXTS,
         type(None): st.none(),
         Flight: some(FLIGHT_FIELDS),
         ProgramDetails: st.fixed_dictionaries(DETAILS_FIELDS),
     },
     NAMED,
-    keys={str: TEXTS | st.sampled_from(["cuda", "rocm"]), int: st.sampled_from(["0", "1", "7"])},
+    keys={str: TEXTS | st.sampled_from(["cuda", "rocm"]), int: st.sampled_from([0, 1, 7, -1, 2**63])},
     sequence=list,
     choice=lambda member: member.value,
     record=lambda kind, fields: st.fixed_dictionaries(fields),
+    within_bounds=False,
 )
 
 
 def messages_of(kind):
-    """What an agent may write as a message of this kind, as JSON, and the number of the agent and of its rank."""
+    """What an agent may write as a message of this kind, as plain values, and the number of it and of its rank."""
     fields = VALUES.fields_of(kind)
 
     def one(rank):
         ours = {name: st.just(rank) if name in ("rank", "agent") else values for name, values in fields.items()}
-        content = st.fixed_dictionaries(ours).map(
-            lambda content: {"v": FRAME_VERSION, "type": kind.__name__, **content}
-        )
+        content = st.fixed_dictionaries(ours).map(lambda content: {"type": kind.__name__, **content})
         return st.tuples(st.just(rank), content)
 
     return RANKS.flatmap(one)
@@ -146,7 +166,35 @@ LAUNCHER_EVENTS = st.one_of(
     st.builds(ParentExited, st.just("the end of its parent")),
     st.builds(TerminalLine, TEXTS),
 )
-STEPS = st.lists(st.one_of(MESSAGES, MESSAGES, MESSAGES, LAUNCHER_EVENTS, st.floats(0.0, 9.0)), max_size=25)
+
+
+@dataclass(frozen=True)
+class FromASocket:
+    """What a client of the job's socket may write as a message, as JSON."""
+
+    content: dict
+
+
+CLIENT_KINDS = message_types(FromClient)
+REQUESTS = st.one_of(
+    *(
+        VALUES.of(kind).map(lambda content, name=name: content | {"type": name})
+        for name, kind in message_types(Request).items()
+    )
+)
+ASKS = st.fixed_dictionaries({"number": st.integers(0, 3) | INTS, "request": REQUESTS})
+CLIENT_MESSAGES = st.one_of(
+    *(
+        (ASKS if kind is Ask else VALUES.of(kind)).map(
+            lambda content, name=name: FromASocket({"type": name, **content})
+        )
+        for name, kind in CLIENT_KINDS.items()
+        if kind is not Greeting
+    )
+)
+STEPS = st.lists(
+    st.one_of(MESSAGES, MESSAGES, MESSAGES, CLIENT_MESSAGES, LAUNCHER_EVENTS, st.floats(0.0, 9.0)), max_size=25
+)
 ANSWERS = st.lists(messages_of(RankReply), min_size=1, max_size=4)
 DETAILS = st.lists(messages_of(ProgramDetailsReply), min_size=1, max_size=2)
 
@@ -163,6 +211,16 @@ class Files:
         text.encode("utf-8", "backslashreplace")
 
 
+class Server(JobServer):
+    """The job's socket, without a socket."""
+
+    def __init__(self):
+        super().__init__("ab" * 16, None, "", None)
+
+    def answer(self, number: str, answer: Answer) -> None:
+        assert "jaxrun failed" not in answer.text
+
+
 class Job:
     """A head with all that it speaks to on its side; the answers to its questions are absurd, too."""
 
@@ -176,26 +234,47 @@ class Job:
             HOSTS,
             expected,
             limits,
-            "127.0.0.1",
             0.0,
+            agents_by_rank(SIZE),
             agents,
-            agents=agents_by_rank(SIZE),
-            lockstep=lockstep,
-            no_terminal="" if terminal else "it has none",
+            HeadOptions("127.0.0.1", lockstep, no_terminal="" if terminal else "it has none"),
         )
-        self.dispatcher = Dispatcher(head, Files(), JobServer("ab" * 16, None, "", None), lambda: self.now)
+        self.dispatcher = Dispatcher(head, Files(), Server(), lambda: self.now)
         self.answers = self.details = None
 
     def receive(self, rank, content):
         """What comes from the agent of a rank; what is no message would end its connection."""
-        body = json.dumps(content).encode()
         try:
-            (message,) = MessageDecoder(AGENT_TO_HEAD).feed(struct.pack("!I", len(body)) + body)
+            (message,) = MessageDecoder(AGENT_TO_HEAD).feed(frame(content))
             check_event(message, agent=rank, ranks=(rank,))
         except ProtocolError as error:
             assert str(error)
             return
         self.handle(message)
+
+    def receive_from_client(self, content):
+        """What comes to the job's socket; what is no message ends the client's connection."""
+        body = json.dumps(content).encode()
+        try:
+            (message,) = MessageDecoder(CLIENT_KINDS, form=Form.JSON).feed(struct.pack("!I", len(body)) + body)
+        except ProtocolError as error:
+            assert str(error)
+            return
+        match message:
+            case Ask(number=number, request=request):
+                self.handle(Requested(f"1.{number}", request))
+            case Input(number=number, data=data):
+                self.handle(RequestInput(f"1.{number}", data))
+            case Cancel(number=number):
+                self.handle(RequestEnded(f"1.{number}"))
+            case SignalOrder(signum=signum):
+                self.handle(SignalRequested(signum))
+            case FaultOrder(kind=kind, ranks=ranks):
+                self.handle(FaultRequested(kind, ranks))
+            case EndOrder(gracefully=True):
+                self.handle(LauncherSignalled(signal.SIGTERM))
+            case EndOrder():
+                self.handle(ParentExited("an order at its socket"))
 
     def handle(self, *events):
         for event in events:
@@ -261,6 +340,8 @@ def test_whatever_agents_say_the_head_raises_nothing_and_two_signals_end_the_job
             match step:
                 case float():
                     job.wait(step)
+                case FromASocket(content=content):
+                    job.receive_from_client(content)
                 case (rank, content):
                     job.receive(rank, content)
                 case event:

@@ -227,7 +227,7 @@ def awaiting(simulate):
     expected = Expected(2, "ab" * 16, "cpu", 1)
     registry = make_registry(2)
     limits = TimeLimits(60.0, None, 5.0, 30.0)
-    job.head = Head(job.hosts, expected, limits, "", 0.0, registry, agents=registry.agents)
+    job.head = Head(job.hosts, expected, limits, 0.0, registry.agents, registry)
     return job
 
 

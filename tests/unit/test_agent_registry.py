@@ -1,8 +1,7 @@
 """Reports of agents on many hosts become assignments, or a refusal that shows how the hosts differ."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from simulation import HEAD_ADDRESS, make_registry, report
 
 from jaxrun.controller.head.consistency import Expected

@@ -1,22 +1,29 @@
 """The command line: what the user types becomes a plan, or one clear message; and what the machine lacks for it."""
 
 import errno
+import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 import jaxrun
+from jaxrun.cli.click_options import parameters
+from jaxrun.cli.help import Command
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job
 from jaxrun.errors import UsageError, describe_shortage
 from jaxrun.protocol.names import GANG_ADDRESS
 from jaxrun.protocol.worker_command import runtime_directory
-from jaxrun.spec.job import devices
+from jaxrun.spec.job import devices, option_kinds
+from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.nvml import NO_DRIVER, NvmlReading
+from jaxrun.spec.job.option_declaration import options_of
 
 
 @pytest.fixture
@@ -48,6 +55,40 @@ def test_a_task_of_an_mpirun_starts_no_job_of_its_own_unless_that_is_said(here, 
         assert main([*meant, "--dry-run", "train.py"]) == 0
     monkeypatch.setenv(GANG_ADDRESS, "unix:/tmp/x")
     assert main(["--dry-run", "train.py"]) == 0
+
+
+def test_a_first_word_that_other_tools_have_is_understood_unless_a_program_has_that_name(here, capsys):
+    for word in ("run", "launch", "exec"):
+        assert main([word, "-n", "2", "--dry-run", "train.py"]) == 0
+        assert "2 processes x 1 device" in capsys.readouterr().out
+    for words, beginning in (
+        (["version"], "jaxrun "),
+        (["help"], "Usage: jaxrun [OPTIONS] PROGRAM"),
+        (["help", "logs"], "Usage: jaxrun logs"),
+    ):
+        assert main(words) == 0 and capsys.readouterr().out.startswith(beginning)
+    for word in ("ps", "ls"):
+        assert main([word]) == 2 and "no job has left its run directory here" in capsys.readouterr().err
+    (here / "run").write_text("print('a program')\n")
+    assert main(["--dry-run", "run", "train.py"]) == 0 and " run train.py\n" in capsys.readouterr().out
+
+
+def test_a_python_command_on_path_is_named_by_its_path_and_no_other(here, capsys, monkeypatch):
+    folder = here / "bin"
+    folder.mkdir()
+    for name, first in (("my-train", "#!/usr/bin/python3"), ("my-shell", "#!/bin/sh")):
+        (folder / name).write_text(f"{first}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    assert main(["-n", "2", "my-train", "--lr", "1"]) == 2
+    assert f"start the command of that name with: jaxrun [OPTIONS] {folder / 'my-train'}" in capsys.readouterr().err
+    assert main(["my-shell"]) == 2 and "the command of that name" not in capsys.readouterr().err
+
+
+def test_torchruns_processes_per_core_are_as_many_as_this_process_may_use(here, capsys):
+    assert main(["--nproc-per-node=cpu", "--dry-run", "--json", "train.py"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert len(plan["workers"]) == len(os.sched_getaffinity(0))
 
 
 def test_options_that_are_not_given_keep_the_defaults_of_the_job():
@@ -151,6 +192,10 @@ def test_torchruns_processes_per_node_count_for_each_host():
         (["-n", "x", "train.py"], "jaxrun: -n/--processes: 'x' is not a valid integer\n"),
         (["explain", "--nosuch"], "no option --nosuch of jaxrun explain; jaxrun explain --help lists its options"),
         (["--submit", "train.py"], "not for --backend local; add --backend slurm"),
+        (["-n", "2", "run", "train.py"], "leave out run: jaxrun [OPTIONS] PROGRAM"),
+        (["-n", "2", "uv", "run", "train.py"], "it comes before jaxrun: uv run jaxrun [OPTIONS] PROGRAM"),
+        (["--gpu", "train.py"], "there is no option --gpu: leave it out: each GPU gets a process"),
+        (["--gpus", "4", "train.py"], "there is no option --gpus: leave it out for all GPUs of a host"),
         (["tpo"], "did you mean the command jaxrun top?"),
         (["--proceses", "2", "train.py"], "there is no option --proceses; did you mean --processes?"),
         (["--stall", "3", "train.py"], "there is no option --stall; did you mean --stall-timeout or --stall-notice?"),
@@ -158,7 +203,7 @@ def test_torchruns_processes_per_node_count_for_each_host():
         (["--platform", "gpu", "train.py"], "--platform gpu asks for GPUs, but none is visible"),
         (["--platform", "rocm", "train.py"], "but none is visible (the kernel lists no AMD GPU); make one visible, or"),
         (["--timeout", "soon", "train.py"], "--timeout: 'soon' is not a time; write seconds, or 90s, 5m, 1h30m"),
-        (["--nproc-per-node", "some", "train.py"], "'some' is neither a number nor auto or gpu"),
+        (["--nproc-per-node", "some", "train.py"], "'some' is neither a number nor auto or gpu or cpu"),
         (["-n", "3", "--nproc-per-node", "2", "train.py"], "--nproc-per-node 2 contradicts -n 3"),
         (["-n"], "jaxrun: -n requires an argument\n"),
         (["--lr", "0.1", "train.py"], "there is no option --lr; put the program's options after its name"),
@@ -167,6 +212,8 @@ def test_torchruns_processes_per_node_count_for_each_host():
             "there is no option --master-addr: use --head HOST:PORT, the same on all hosts",
         ),
         (["-c", "print(1)"], "there is no option -c: write the code into a file"),
+        (["-c", "2", "-n", "2", "x.py"], "there is no option -c: use --cpus-per-process 2"),
+        (["-n", "2", "-c2", "x.py"], "there is no option -c2: use --cpus-per-process 2"),
         (["-ppn", "2", "train.py"], "there is no option -ppn: use --processes-per-host"),
         (["explian", "latest"], "'explian' does not exist; did you mean the command jaxrun explain?"),
         (["stacks", "--ful"], "there is no option --ful of jaxrun stacks; did you mean --full?"),
@@ -216,7 +263,7 @@ def test_bad_input_is_one_message_and_starts_nothing(here, plans, monkeypatch, c
 def test_a_batch_script_is_written_and_nothing_started(here, plans, capsys):
     assert main(["--backend", "slurm", "-N", "2", "--sbatch", "job.sh", "train.py", "--lr", "0.1"]) == 0
     script = (here / "job.sh").read_text()
-    assert "#SBATCH --nodes=2" in script and script.rstrip().endswith("--backend slurm -N 2 train.py --lr 0.1")
+    assert "#SBATCH --nodes=2" in script and script.rstrip().endswith(" --hosts=2 --backend=slurm train.py --lr 0.1")
     assert "--sbatch" not in script.splitlines()[-1] and not plans
 
 
@@ -267,15 +314,16 @@ def test_a_deleted_working_directory_is_reported(tmp_path, monkeypatch, capsys, 
     )
 
 
-def test_help_has_the_options_of_the_first_week_in_groups(capsys):
-    assert main(["-h"]) == 0
+@pytest.mark.parametrize(
+    ("words", "options", "examples"), [(["-h"], 8, 3), (["attach", "-h"], 8, 1), (["doctor", "-h"], 5, 2)]
+)
+def test_help_has_the_options_of_the_first_hour_on_one_screen(capsys, words, options, examples):
+    assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 40 and max(map(len, lines)) <= 100
-    assert lines[0] == "Usage: jaxrun [OPTIONS] PROGRAM [ARGS]..."
-    assert sum(line.startswith("  -") for line in lines) == 12
-    assert {"The job's shape:", "Output:", "Failure:"} <= set(lines)
-    assert "  --stall-timeout TIME  Stop the job after this time without progress in any rank. [default: 0]" in lines
-    assert sum(line.startswith("  jaxrun ") for line in lines) == 4
+    assert len(lines) <= 24 and max(map(len, lines)) <= 100
+    assert lines[0].startswith("Usage: ") and "Options:" in lines
+    assert sum(line.startswith("  -") for line in lines) == options
+    assert sum(line.startswith("  jaxrun ") for line in lines) == examples
 
 
 def test_help_all_shows_every_option_and_every_exit_code(capsys):
@@ -341,3 +389,64 @@ def test_an_error_about_the_words_of_attach_is_printed_by_rank_0_alone(rank, lin
         monkeypatch.setenv(name, value)
     assert main(["attach", "--bogus", "train.py"]) == 2
     assert capsys.readouterr().err.count("there is no option --bogus") == lines
+
+
+# ---- the words of a job are a command line that asks for the same job
+
+_SAMPLES = (
+    (option_kinds.FLAG, True),
+    (option_kinds.TEXT, "a 'b' c"),
+    (option_kinds.COUNT, 3),
+    (option_kinds.TIME, 1234567.25),
+    (option_kinds.FILE, Path("a b")),
+    (option_kinds.DIRECTORY, Path("a b")),
+    (option_kinds.FILES, (Path("a b"), Path("c"))),
+    (option_kinds.DIRECTORIES, (Path("a b"), Path("venv"))),
+    (option_kinds.COMMAND, "/opt/my bin/x"),
+    (option_kinds.RANKS, (range(3), range(5, 6))),
+    (option_kinds.WORDS, ("nsys", "a 'b'", "")),
+    (option_kinds.FAULTS, parse_faults("kill:1,3@2s,pause:any@1s")),
+    (option_kinds.ASSIGNMENTS, ("A=b c", "URL=x=y")),
+)
+
+
+def _sample(declared):
+    if declared.kind.choices:
+        return [*declared.kind.choices][-1]
+    other = declared.kind.on or (7 if declared.kind.words else "/a b")
+    return next((value for kind, value in _SAMPLES if kind is declared.kind), other)
+
+
+def _read(words):
+    command = Command("jaxrun", params=parameters(), context_settings={"allow_interspersed_args": False})
+    return command.make_context("jaxrun", [*words]).params
+
+
+def test_what_is_written_for_a_value_is_read_as_the_same_value():
+    values = {field.name: (declared, _sample(declared)) for field, declared in options_of(Job)}
+    words = [word for declared, value in values.values() for word in declared.words(value)]
+    read = _read([*words, "train.py"])
+    expected = {name: True if declared.kind.is_flag else value for name, (declared, value) in values.items()}
+    assert len(values) > 70 and {name: read[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--stall-timeout auto --grow never --min-hosts 1 --max-restarts 1 -N 2 --backend slurm -m a.b c --grow 1h",
+        "-n 4 --no-fork --only-rank 0-1,3 --wrap nsys --wrap 'a b' --env A=b train.py --n 4",
+        "-N 2 --host-rank 1 --head h1:7777 train.py",
+    ],
+)
+def test_the_words_of_a_job_ask_for_the_same_job(words):
+    job = make_job(_read(shlex.split(words)), {})
+    assert make_job(_read(job.command_words()), {}) == job
+    assert make_job(_read(job.command_words(without=("min_hosts", "grow"))), {}) == replace(
+        job, min_hosts=None, grow=None
+    )
+
+
+def test_a_program_that_has_the_name_of_a_command_is_said_to_be_a_program():
+    assert Job(program=("list", "x")).command_words() == ["--", "list", "x"]
+    assert Job(program=("list",), module=True).command_words() == ["-m", "list"]
+    assert Job(program=("list",), processes=2).command_words() == ["--processes=2", "list"]

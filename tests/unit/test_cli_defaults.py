@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxrun.cli.main import main
-from jaxrun.protocol.names import CONTROL_FD, JOB_ID
+from jaxrun.protocol.names import GANG_ADDRESS, JOB_ID
 
 
 @pytest.fixture
@@ -57,6 +57,14 @@ def test_defaults_that_the_backend_does_not_know_or_the_command_line_contradicts
     assert with_them.quiet_ranks == (range(1, 2),) and str(with_them.run_dir) == "x"
 
 
+def test_a_typed_option_overrides_each_default_that_excludes_it(project, job):
+    project("[tool.jaxrun]\nmax-restarts = 3\nquiet = true\nlockstep = 'strict'\nno-run-dir = true")
+    assert (job("-n", "2").max_restarts, job("-n", "2").lockstep) == (3, "strict")
+    found = job("-n", "2", "--pdb", "-v", "--metrics", "9400")
+    assert (found.max_restarts, found.quiet, found.no_run_dir, found.lockstep) == (0, False, False, "strict")
+    assert job("-n", "2", "--keep-survivors").lockstep == "check"
+
+
 def test_the_nearest_file_with_the_table_counts(project, tmp_path, job):
     project("[tool.jaxrun]\nprocesses = 2")
     (tmp_path / "src" / "pyproject.toml").write_text("[tool.other]\njaxrun = 1\n")
@@ -65,7 +73,7 @@ def test_the_nearest_file_with_the_table_counts(project, tmp_path, job):
     assert job().processes == 3
 
 
-@pytest.mark.parametrize("variable", [JOB_ID, CONTROL_FD])
+@pytest.mark.parametrize("variable", [JOB_ID, GANG_ADDRESS])
 def test_a_process_of_a_job_takes_no_variable_and_a_gang_nothing(project, job, monkeypatch, variable):
     project("[tool.jaxrun]\nprocesses = 2")
     monkeypatch.setenv("JAXRUN_TIMEOUT", "5m")

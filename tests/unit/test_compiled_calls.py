@@ -1,9 +1,8 @@
 """A rank compiles a program for a call, and others do something else: whether that is a divergence already."""
 
-from dataclasses import replace
-
 import pytest
 from calls_by_hand import ALL, flight, lowered
+from msgspec.structs import replace
 
 from jaxrun.protocol.flight import PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import FIRST_CALLS
@@ -27,7 +26,7 @@ def stands(site=SITE, before=BEFORE):
 
 def made_it(before=BEFORE):
     """The flight of a rank that has made the call with the other program."""
-    call = before.calls[-1]._replace(number=3, chain=99, program=8)
+    call = replace(before.calls[-1], number=3, chain=99, program=8)
     known = knows(OTHER._replace(key="k"), before)
     return replace(known, calls=(*before.calls, call), call_counts={ALL: 3})
 

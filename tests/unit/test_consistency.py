@@ -1,8 +1,7 @@
 """The errors for processes that differ, or that are not the job that was requested."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.controller.head.consistency import Expected, check_device_reports, compare_hellos, describe_missing_ranks
 from jaxrun.protocol.worker_messages import DeviceReport, Hello

@@ -1,21 +1,23 @@
 """Each common deadlock is explained in one sentence; the samples are real, shortened."""
 
-from dataclasses import replace
-
 import pytest
 from deadlock_samples import ENTRY, FUTEX, SAMPLES, dump, sample
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
+from jaxrun.analysis.verdict.stack_text import format_snapshot
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.snapshot_messages import ChildProcess
 
 BY_IF = "every rank must make this call; is it under an `if` that only this rank enters?"
 
 
-def findings(*names, places=None, hosts=None):
+def findings(*names, places=None, hosts=None, helpers=None):
     """The findings if rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
     present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
     flights = {rank: Flight(sites=dict(enumerate((site,) for site in known))) for rank, known in (places or {}).items()}
@@ -26,6 +28,7 @@ def findings(*names, places=None, hosts=None):
         waits={rank: wait for rank, (_, wait) in present.items()},
         flights=flights,
         finished=tuple(rank for rank, name in enumerate(names) if name == "finished"),
+        helpers=helpers,
     )
     return list(map(str, explain_deadlock(snapshot)))
 
@@ -55,6 +58,26 @@ def test_a_call_of_rank_0_alone():
         "only rank 0 waits in JAX (process_allgather at train.py:32 step); "
         f"ranks 2-3 are elsewhere (train.py:124 step and train.py:78 step) and rank 1 has finished: {BY_IF}"
     ]
+
+
+_IDLE = dump(f"SITE/jaxrun/protocol/gang_messages.py 9 read\nSITE/jaxrun_runtime/gang/calls.py 9 _receive\n{ENTRY}")
+
+
+@pytest.mark.parametrize(
+    ("raised", "idle", "said"),
+    [
+        ({2: "ValueError"}, "idle: it has raised ValueError, and waits", "rank 2 has raised ValueError, and ranks 0-1"),
+        ({}, "idle: it has returned, and waits", "rank 2 has finished, and ranks 0-1"),
+    ],
+)
+def test_a_rank_of_a_gang_that_has_raised_has_not_returned_early(raised, idle, said):
+    waiting, kernel = sample("process_allgather")
+    snapshot = Snapshot(
+        0.0, dict.fromkeys(range(3), "h1"), {0: waiting, 1: waiting, 2: _IDLE}, {0: kernel, 1: kernel}, raised=raised
+    )
+    text = " ".join(format_snapshot(snapshot).split())
+    assert idle in text and f"{said} wait for it in JAX (process_allgather at train.py:32 step)" in text
+    assert ("return early" in text) is not bool(raised)
 
 
 def test_a_barrier_that_the_others_never_reach():
@@ -107,10 +130,13 @@ def test_the_activity_of_a_rank_that_the_others_wait_for_is_explained(name, word
 
 
 @pytest.mark.parametrize("name", ["a pool", "a multiprocessing child", "torch"])
-def test_a_wait_for_children_names_the_way_out(name):
-    assert "use spawn or forkserver" in findings(name, "sync_global_devices")[0]
+def test_a_wait_for_children_names_the_way_out_if_they_are_forks(name):
+    forks, spawned = ({0: Helpers((ChildProcess(9, is_fork=is_fork),))} for is_fork in (True, False))
+    assert "use spawn or forkserver" in findings(name, "sync_global_devices", helpers=forks)[0]
     for other in ("a queue", "an event", "subprocess.run"):
-        assert "forkserver" not in findings(other, "sync_global_devices")[0]
+        assert "forkserver" not in findings(other, "sync_global_devices", helpers=forks)[0]
+    for helpers in (spawned, {}, None):
+        assert "forkserver" not in findings(name, "sync_global_devices", helpers=helpers)[0]
 
 
 def test_several_that_hold_the_others_up_are_put_in_the_plural():

@@ -1,11 +1,12 @@
 """The head finds out whether ranks diverge: by the calls that they send, and by their flight recorders."""
 
 import signal
-from dataclasses import replace
 
 import pytest
 from calls_by_hand import ALL, call, flight, sent
+from msgspec.structs import replace
 
+from jaxrun.analysis.lockstep.divergence import CallOrder
 from jaxrun.analysis.verdict import verdict_text
 from jaxrun.controller.head.call_matcher import MISMATCH_SETTLE_S
 from jaxrun.protocol.agent_messages import WorkerExited
@@ -119,6 +120,14 @@ def test_a_rank_that_does_not_raise_the_divergence_delays_nobody(strict):
     assert {rank for _, ranks in strict.kills() for rank in ranks} == {0, 1}
 
 
+def test_a_divergence_that_ranks_raise_is_none_of_the_job_even_if_their_recorders_showed_it_first(strict):
+    strict.flights = same(flight("a"), flight("b"), 2)
+    assert len(strict.wait(2).printed) == 1
+    strict.handle(call(0, key="b"), call(1, key="b"), call(2, key="a")).wait(1)
+    assert len(sent(strict, CallMismatch)) == 1 and len(strict.printed) == 1
+    assert end_well(strict).wait(5).verdict.exit_code == 0 and "disagree" in final_report(strict)
+
+
 def test_a_rank_that_works_alone_waits_for_nobody(simulate):
     job = simulate(2, lockstep="strict").run().handle(RecorderSnapshot(0, flight(group="0-1"))).done(0)
     job.handle(call(1, group="0-1")).wait(1)
@@ -229,7 +238,7 @@ def test_a_job_that_only_looks_for_what_to_say_at_its_end_refuses_requests(recor
 
 def test_other_chains_of_the_same_programs_are_no_news(record):
     usual = flight("a", "b")
-    odd = replace(usual, calls=tuple(made._replace(chain=made.chain + 1) for made in usual.calls))
+    odd = replace(usual, calls=tuple(replace(made, chain=made.chain + 1) for made in usual.calls))
     record.flights = same(odd, usual, 2)
     record.wait(100)
     end_well(record).wait(5)
@@ -288,6 +297,114 @@ def test_a_rank_that_went_on_without_a_finished_one_is_stopped_soon(record):
     assert record.outcome.reason == "early-exit" and record.outcome.decided_at < 4
 
 
+def differ(job, ours, theirs):
+    """Ranks 0 and 1 differ in their first calls, as their recorders show 1 s into the run."""
+    job.programs = {(0, 1): details(32), (1, 1): details(31)}
+    job.flights = {0: ours, 1: theirs}
+    return job
+
+
+def test_the_advice_waits_for_further_calls_if_the_first_ones_show_no_cause(record):
+    differ(record, flight("a", code=""), flight("b", code="")).wait(1.2)
+    assert not record.printed
+    record.flights = {0: flight("a", "b", code=""), 1: flight("b", "a", code="")}
+    record.wait(1)
+    assert len(record.printed) == 1 and "in another order" in " ".join(record.lines[0].split())
+
+
+def test_a_report_does_not_wait_for_late_calls_and_its_advice_follows_once_they_show_more(record):
+    differ(record, flight("a", code=""), flight("b", code="")).wait(2)
+    assert len(record.printed) == 1 and "another order" not in record.lines[0]
+    record.wait(20)
+    assert len(record.printed) == 1  # nothing is new
+    record.flights = {0: flight("a", "b", code=""), 1: flight("b", "a", code="")}
+    record.wait(31)
+    assert len(record.printed) == 2 and record.lines[1].startswith(
+        "the next calls after cross-process call #1 show more"
+    )
+    assert "make the same calls in another order" in record.lines[1]
+    end_well(record).wait(5)
+    (divergence,) = record.outcome.divergences
+    assert divergence.order is CallOrder.REORDERED and record.outcome.shown_divergences == (divergence,)
+    assert len(record.printed) == 2
+
+
+def test_the_advice_follows_at_the_end_of_the_job_at_the_latest(record):
+    differ(record, flight("a", code=""), flight("b", code="")).wait(2)
+    record.flights = {0: flight("a", "b", code=""), 1: flight("b", "a", code=""), 2: flight()}
+    end_well(record).wait(1)
+    assert len(record.printed) == 2 and "make the same calls in another order" in record.lines[1]
+    assert record.finished_at < 3 and record.outcome.divergences[0].order is CallOrder.REORDERED
+
+
+def test_calls_that_decide_nothing_are_no_longer_read_after_many(record):
+    differ(record, flight("a", code=""), flight("b", code="")).wait(2)
+    record.flights = {rank: flight(first, *"cdefg" * 20, code="") for rank, first in enumerate("ab")}
+    record.wait(40)
+    assert not record.head._divergence.reports._pending and len(record.printed) == 1
+
+
+def test_a_rank_that_tells_its_calls_too_late_does_not_decide_the_advice(record):
+    differ(record, flight("a", code=""), flight("b", code=""))
+    record.programs = {}  # nobody answers
+    record.wait(3)
+    assert len(record.printed) == 1 and "last batch" not in record.lines[0]
+    record.programs = {(0, 1): details(32), (1, 1): details(31)}
+    record.flights = {0: flight("a", "b", code=""), 1: flight("b", "a", code="")}
+    record.wait(31)
+    assert "make the same calls in another order" in record.lines[-1]
+
+
+def test_a_job_that_ends_before_its_further_calls_were_read_still_reports(record):
+    differ(record, flight("a", code=""), flight("b", code="")).wait(1.2)
+    assert not record.printed
+    record.flights[2] = flight()
+    end_well(record).wait(1)
+    assert record.outcome.divergences and "jit(b) on rank 1" in final_report(record)
+
+
+def searching():
+    return replace(flight("a"), nan_search=(0.5, 1.5)), flight("b")
+
+
+def test_a_search_for_a_nan_is_not_shown_if_its_error_follows(record):
+    differ(record, *searching()).wait(1.5).handle(record.failure(1)).exit(1, 1).wait(5)
+    assert not any("disagree" in line for line in record.lines)
+    verdict = record.verdict
+    assert "raised ValueError" in verdict.headline and not verdict.divergence
+
+
+def test_a_search_for_a_nan_is_shown_if_the_job_goes_on(record):
+    differ(record, *searching()).wait(2)
+    assert not record.printed
+    record.wait(2)
+    assert len(record.printed) == 1 and "jax_debug_nans" in record.lines[0]
+
+
+# ---- the end of a job whose programs have ended well
+
+
+@pytest.mark.parametrize(("mode", "exit_code"), [("record", 0), ("check", 1), ("strict", 1)])
+def test_a_success_out_of_step_is_a_failure_unless_differences_are_only_recorded(simulate, mode, exit_code):
+    job = simulate(3, lockstep=mode).run()
+    job.flights = same(flight("a", "b"), flight("a"))
+    verdict = end_well(job).wait(5).verdict
+    assert (verdict.outcome, verdict.exit_code) == ("diverged" if exit_code else "ok", exit_code)
+    report = final_report(job)
+    assert "only rank 0 made this call" in report and ("--lockstep record" in report) == (exit_code == 1)
+    assert verdict.headline.startswith("ran to its end in ") or not exit_code
+
+
+def test_a_success_in_step_is_one_and_so_is_a_preemption_out_of_step(simulate):
+    job = simulate(3, lockstep="check").run()
+    job.flights = dict.fromkeys(range(3), flight("a", "b"))
+    assert end_well(job).outcome.reason == "ok"
+    job = simulate(3, lockstep="check").run().listen()
+    job.interrupt(signal.SIGTERM)
+    job.flights = same(flight("a", "b"), flight("a", "c"))
+    assert end_well(job).wait(5).verdict.exit_code == 75
+
+
 # ---- fail
 
 
@@ -305,7 +422,7 @@ def is_failed(job):
 
 
 def test_fail_stops_all_ranks_as_soon_as_first_calls_differ(failing):
-    failing.handle(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(0.6)
+    failing.handle(call(0, waits=False), call(1, key="other", waits=False), call(2, waits=False)).wait(1.0)
     assert not sent(failing, Proceed) and not sent(failing, CallMismatch)  # no call waits for an answer
     assert failing.outcome.decided_at < 1
     assert all(worker.killed_by_launcher for worker in failing.outcome.workers)
@@ -336,6 +453,11 @@ def test_a_job_that_diverged_does_not_count_as_preempted(failing):
 def test_fail_leaves_an_error_of_its_own_alone(failing):
     failing.handle(failing.failure(1)).exit(1, 1).wait(5)
     assert (failing.verdict.outcome, failing.verdict.exit_code) == ("failed", 1)
+
+
+def test_fail_lets_a_search_for_a_nan_come_to_its_error(failing):
+    differ(failing, *searching()).wait(1.5).handle(failing.failure(1)).exit(1, 1).wait(5)
+    assert failing.verdict.outcome == "failed" and "raised ValueError" in failing.verdict.headline
 
 
 def test_fail_leaves_ranks_in_step_alone(failing):

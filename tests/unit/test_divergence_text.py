@@ -2,13 +2,13 @@
 
 import base64
 import zlib
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep import divergence_text
 from jaxrun.analysis.lockstep.compare import Lag
-from jaxrun.analysis.lockstep.divergence import Absence, CallGroup, Divergence, OtherCall
+from jaxrun.analysis.lockstep.divergence import Absence, CallGroup, CallOrder, Divergence, OtherCall
 
 ONE_HOST = dict.fromkeys(range(4), "here")
 TWO_HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
@@ -52,6 +52,21 @@ def test_the_last_batch_reads_as_it_should():
         'this is the "last batch" pitfall: pad or drop the uneven tail on every rank alike',
         "(jaxrun_runtime.shard does).",
     ]
+
+
+@pytest.mark.parametrize(
+    ("order", "advice"),
+    [
+        (CallOrder.NO_BATCHES, "sort what comes out of a set"),
+        (CallOrder.UNREAD, "sort what comes out of a set"),
+        (CallOrder.REORDERED, "another order: where a set"),
+        (CallOrder.NAN_SEARCH, "jax_debug_nans"),
+    ],
+)
+def test_the_calls_around_it_decide_the_advice(order, advice):
+    shorter = replace(OTHER, arguments=(("batch.x", "float32[31,128]", "P('data',)"), W))
+    text = divergence_text.format_divergence(Divergence("0-3", 12, (STEP, shorter), order=order), ONE_HOST)
+    assert advice in " ".join(text.split()) and "last batch" not in text
 
 
 def in_line(what, mine, theirs):

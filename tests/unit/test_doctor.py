@@ -1,17 +1,18 @@
 """The checks of `jaxrun doctor`: what they say of the facts that hosts have told, and of the ways between them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.findings import Level
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.frontends.doctor import doctor_report
 from jaxrun.frontends.doctor.network import blame
 from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation, read_run_dir
+from jaxrun.frontends.doctor.start import fixed_fault_handler
 from jaxrun.protocol.probe_messages import FabricFacts, GpuFacts, HostFacts, PeerResults
 from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.event_log.actions import RecordClock
@@ -33,7 +34,7 @@ def facts(rank, host, **changes):
         agent=rank,
         time=0.0,
         host=host,
-        versions={"Python": "3.13.0", "jaxrun": "0.1.0", "jax": "0.12.0", "jaxlib": "0.12.0", "numpy": "2.5"},
+        versions={"Python": "3.13.1", "jaxrun": "0.1.0", "jax": "0.12.0", "jaxlib": "0.12.0", "numpy": "2.5"},
         name_addresses=(f"10.0.0.{rank + 1}",),
         addresses={"127.0.0.1": "lo", f"10.0.0.{rank + 1}": "eth0"},
         limits={"nofile": 65536, "nproc": -1, "memlock": 65536, "nofile hard": 65536},
@@ -108,9 +109,12 @@ def with_drivers(*drivers):
 
 # What is seen, and the first that is not as it should be: the check, the level, the begin of the text.
 CASES = {
-    "another version": (on_h2(versions={"Python": "3.13.0", "jaxrun": "0.1.0", "jax": "0.12.0",
+    "another version": (on_h2(versions={"Python": "3.13.1", "jaxrun": "0.1.0", "jax": "0.12.0",
         "jaxlib": "0.10.1", "numpy": "2.5"}), "versions", FAILURE,
         "jaxlib differs: 0.12.0 on h1, h3; 0.10.1 on h2 | pip install jaxlib==0.12.0"),
+    "a Python whose fault handler crashes": (box(versions={"Python": "3.13.0"}), "versions", WARNING,
+        "Python 3.13.0: its fault handler, which writes the stacks of a rank whose C code holds the GIL, can crash "
+        "that rank (gh-123967) | use Python 3.13.1 or later"),
     "no address": (on_h2(name_addresses=()), "names", WARNING,
         "h2: its own name has no address | add to /etc/hosts there: 10.0.0.2 h2"),
     "Debian's address": (on_h2(name_addresses=("127.0.1.1",)), "names", WARNING,
@@ -166,6 +170,22 @@ CASES = {
 def test_what_is_wrong_is_named_with_its_host(observation, check, level, text):
     ((found_check, found_level, found_text),) = bad(observation)
     assert (found_check, found_level) == (check, level) and found_text.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("version", "fixed"),
+    [
+        ("3.11.15", "3.12.8"),
+        ("3.12.7", "3.12.8"),
+        ("3.12.8", ""),
+        ("3.13.0rc2", "3.13.1"),
+        ("3.13.1", ""),
+        ("3.14.0", ""),
+        ("missing", ""),
+    ],
+)
+def test_the_first_python_without_the_crash_of_the_fault_handler(version, fixed):
+    assert fixed_fault_handler(version) == fixed
 
 
 def test_nothing_is_reported_if_all_is_right():

@@ -1,14 +1,13 @@
 """A head that takes the place of a lost one: what it makes of what agents tell it."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from simulation import JOB_ID
 
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.analysis.verdict.verdict import Verdict, to_json
-from jaxrun.controller.supervisor.agent_connections import ConnectedAgent
 from jaxrun.controller.supervisor.earlier_head import FoundAgents, continue_job
+from jaxrun.controller.supervisor.transport import ConnectedAgent
 from jaxrun.protocol.job_record import AttemptEnd, JobRecord
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.spec.backends import manual
@@ -37,17 +36,17 @@ def found(*agents, record=RECORD):
 
 def test_the_job_continues_with_the_next_attempt_and_waits_for_the_agents_that_have_not_come():
     begun = continue_job(plan(), found(1), 1500.0)
-    assert (begun.plan.job_id, begun.plan.attempt, begun.plan.awaited) == (RECORD.job_id, 3, {2: "h3"})
-    assert (begun.started, begun.continued_at) == (1000.0, 1500.0)
+    assert (begun.plan.job_id, begun.plan.attempt, begun.awaited) == (RECORD.job_id, 3, {2: "h3"})
+    assert (begun.history.started, begun.history.began) == (1000.0, 1500.0)
     assert begun.plan.restart_reason == "host 0 (h1) was lost in attempt 2, and the head of the job with it"
-    assert begun.ends == (KILLED, AttemptEnd("lost", saved_step=9))
+    assert begun.history.ends == (KILLED, AttemptEnd("lost", saved_step=9))
 
 
 def test_the_verdicts_on_earlier_attempts_come_before_the_one_on_the_attempt_that_has_lost_its_head():
     earlier = Verdict("killed", 137, HOSTS, headline="rank 1 was killed", run=5.0)
     begun = continue_job(plan(), found(1, record=replace(RECORD, verdicts=(to_json(earlier),))), 1500.0)
-    lost = begun.earlier[-1]
-    assert begun.earlier[0] == earlier and (lost.outcome, lost.exit_code, lost.attempt) == ("lost", 69, 2)
+    lost = begun.history.verdicts[-1]
+    assert begun.history.verdicts[0] == earlier and (lost.outcome, lost.exit_code, lost.attempt) == ("lost", 69, 2)
     assert (lost.before, lost.run, lost.hosts) == (100.0, 400.0, HOSTS)
 
 

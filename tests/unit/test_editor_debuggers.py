@@ -1,14 +1,15 @@
 """What the head does for `jaxrun debug`: sessions of debugpy, and the clocks that stand still meanwhile."""
 
 import base64
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from simulation import Simulation
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
-from jaxrun.controller.head.editor_debuggers import START_TIMEOUT_S
+from jaxrun.controller.head import editor_debuggers
+from jaxrun.controller.head.editor_debuggers import START_TIMEOUT_S, STOP_TIMEOUT_S
 from jaxrun.errors import UsageError
 from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerDecision
 from jaxrun.protocol.debugpy_messages import (
@@ -54,6 +55,27 @@ def test_bytes_pass_in_both_directions_until_the_client_ends_the_session():
     assert answers(job)[-1] == Answer(AnswerState.DONE)
     debug(job, number="2.1", session=2).handle(DebugpyOutput(1, 1, b"of the first session"))
     assert len(answers(job, "2.1")) == 1, "a rank may be debugged again"
+
+
+def test_the_clocks_go_on_where_debugpy_does_not_let_go_and_the_rank_can_be_debugged_again():
+    job = debug(Simulation(2).run()).handle(RequestEnded("1.1")).wait(STOP_TIMEOUT_S - 1)
+    assert [one.state for one in answers(job)] == [AnswerState.PROGRESS]
+    job.wait(2)
+    assert "rank 1 has not let go of its debugger in 10 s" in answers(job)[-1].text
+    assert answers(job)[-1].state is AnswerState.DONE and len(sent(job, DebugpyStop)) == 1
+    debug(job, number="2.1", session=2).handle(DebugpyStopped(1, 1))
+    assert [one.state for one in answers(job, "2.1")] == [AnswerState.PROGRESS]
+
+
+def test_a_rank_is_let_go_where_jaxrun_fails_at_what_an_editor_sends(monkeypatch):
+    job = debug(Simulation(2).run())
+    with monkeypatch.context() as patch:
+        patch.setattr(editor_debuggers, "DebugpyInput", lambda *fields: 1 / 0)
+        job.handle(RequestInput("1.1", b"in"))
+    assert "jaxrun failed at this request: ZeroDivisionError" in answers(job)[-1].text
+    assert len(sent(job, DebugpyStop)) == 1
+    debug(job, number="2.1", session=2)
+    assert [one.state for one in answers(job, "2.1")] == [AnswerState.PROGRESS]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +236,7 @@ def test_kept_frames_end_with_the_time_limit_the_user_or_their_process_and_the_e
     [
         ({"debug_post_mortem": True, "pdb": True}, "--pdb and --debug-post-mortem contradict"),
         ({"debug_post_mortem": True, "max_restarts": 2}, "--debug-post-mortem and --max-restarts 2 contradict"),
+        ({"keep_survivors": True, "pdb": True}, "--keep-survivors and --pdb contradict"),
         ({"debug": True, "no_run_dir": True}, "--debug and --no-run-dir contradict"),
         ({"debug": True, "live": True}, "--live, which hides what to type, and --debug contradict"),
     ],

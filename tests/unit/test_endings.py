@@ -7,12 +7,13 @@ import sys
 import pytest
 from deadlock_samples import FUTEX, RUN_ALL, SAMPLES, SYNC, dump, sample
 
-from jaxrun.analysis.diagnosis.helpers import Helpers, LostThread
+from jaxrun.analysis.diagnosis.helpers import Helpers, LostPoolWorker, LostThread
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place
+from jaxrun.protocol.error_chain import ChainedError
 from jaxrun.protocol.snapshot_messages import ChildProcess
 from jaxrun.stack_frames import EXIT_HANDLER
 from jaxrun_runtime import exit_handlers
@@ -155,6 +156,7 @@ def test_the_frame_of_a_handler_of_c_is_shown_as_the_function():
 QUEUE = sample("a queue")[0]
 BARRIER = dump(f"{SYNC}{RUN_ALL}")
 WAITS = "rank 0 waits for data (queue.get) at train.py:54 step"
+RAISED = ChainedError("ValueError", "bad record", (("/job/data.py", 31, "load"),))
 LOST = Helpers(lost_threads=(LostThread("Loader", "ValueError"),))
 
 
@@ -162,6 +164,10 @@ LOST = Helpers(lost_threads=(LostThread("Loader", "ValueError"),))
     ("helpers", "said"),
     {
         "a thread": (LOST, "its thread Loader ended with ValueError"),
+        "a thread, and its exception": (
+            Helpers(lost_threads=(LostThread("Loader", "ValueError", (RAISED,)),)),
+            "its thread Loader ended with ValueError: bad record (data.py:31 load)",
+        ),
         "a killed child": (Helpers((KILLED,)), "its child process 42 was killed by SIGKILL (9)"),
         "a failed child": (Helpers((FAILED, LIVES)), "its child process 43 exited with status 1"),
         "several": (
@@ -182,6 +188,25 @@ def test_ranks_that_have_lost_alike_are_one_group():
     helpers = {0: Helpers((KILLED,)), 1: Helpers((ChildProcess(99, status=-9),))}
     (told,) = explain(QUEUE, QUEUE, BARRIER, helpers=helpers)
     assert "ranks 0-1 wait for data" in told and "but their child processes 42, 99 were killed by SIGKILL (9)" in told
+
+
+LOST_WORKERS = Helpers((LIVES,), lost_workers=(LostPoolWorker(60.0, 1, 6), LostPoolWorker(91.0, -9, 7)))
+
+
+def test_a_rank_that_waits_for_a_pool_is_reported_with_the_worker_that_was_killed():
+    dumps, hosts = {0: sample("a pool")[0], 1: BARRIER}, {0: "h1", 1: "h1"}
+    snapshot = Snapshot(100.0, hosts, dumps, dict.fromkeys(hosts, FUTEX), helpers={0: LOST_WORKERS})
+    (told,) = map(str, explain_deadlock(snapshot))
+    assert (
+        "but a worker of its pool (process 7) was killed by SIGKILL (9) 9 s ago, and rank 1 waits for it in a barrier"
+        in told
+    )
+    assert ": multiprocessing.Pool never answers for its task; " in told and "lock" not in told
+
+
+def test_the_workers_of_a_pool_do_not_matter_to_a_rank_that_waits_for_another_thing():
+    for name in ("a queue", "an event", "time.sleep"):
+        assert "pool" not in explain(sample(name)[0], BARRIER, helpers={0: LOST_WORKERS})[0]
 
 
 def test_where_something_lives_that_may_bring_the_data_nothing_is_said_of_it():

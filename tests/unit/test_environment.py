@@ -2,11 +2,11 @@
 
 import re
 import socket
-from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 from simulation import make_registry, report
 
 from jaxrun.errors import ProtocolError
@@ -82,11 +82,11 @@ def test_what_the_user_has_set_counts_and_a_proxy_is_kept_away_from_the_coordina
 
 def environments():
     by_type = {
-        "str": st.text(max_size=20),
-        "int": st.integers(0, 10**6),
-        "float": st.floats(0, 1e9),
-        "bool": st.booleans(),
-        "tuple[int, ...]": st.lists(st.integers(0, 999), max_size=4).map(tuple),
+        str: st.text(max_size=20),
+        int: st.integers(0, 10**6),
+        float: st.floats(0, 1e9),
+        bool: st.booleans(),
+        tuple[int, ...]: st.lists(st.integers(0, 999), max_size=4).map(tuple),
     }
     return st.builds(WorkerEnv, **{field.name: by_type[field.type] for field in fields(WorkerEnv)})
 

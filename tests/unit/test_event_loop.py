@@ -51,6 +51,16 @@ def test_a_forgotten_descriptor_is_not_served_and_can_be_watched_again(loop, pip
     assert served == ["again"]
 
 
+def test_a_closed_loop_watches_nothing(pipes):
+    """Between two attempts the job's socket still sends events to those who follow."""
+    made, (read, _) = EventLoop(), pipes[0]
+    made.add_reader(read, 0, lambda: None)
+    made.close()
+    made.set_writer(read, lambda: None)
+    made.remove_reader(read)
+    assert not made.has_reader(read)
+
+
 def test_forgetting_a_missing_entry_does_nothing(loop, pipes):
     read, _ = pipes[0]
     loop.remove_reader(read)

@@ -3,9 +3,9 @@
 import os
 import signal
 import weakref
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.analysis.verdict import verdict as verdict_file
@@ -19,11 +19,12 @@ from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, WorkerStage
 from jaxrun.records.event_log import event_log
-from jaxrun.records.event_log.actions import PrintLine, Send, SignalRanks
+from jaxrun.records.event_log.actions import PrintLine, RecordTime, Send, SignalRanks
 from jaxrun.records.event_log.event_log import LoggedEvent
-from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted, FaultRequested, Requested, Tick
-from jaxrun.records.history.explain import explain_run, format_table
+from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted, FaultRequested, ParentExited, Requested, Tick
+from jaxrun.records.history.explain import explain_run, explain_runs, format_table
 from jaxrun.records.history.job_log import read_attempts
+from jaxrun.records.rundir.recorded_files import read_job_events
 
 VERDICT = Verdict(
     "failed", 1, {0: "h0", 1: "h1"}, (1,), headline="rank 1 of 2 on h1 raised ValueError.", victims={0: "was stopped"}
@@ -76,12 +77,27 @@ def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path):
     ]
 
 
+def test_of_several_jobs_the_sum_of_their_time_is_shown(tmp_path):
+    spent = [line(3600.0, RecordTime(1000.4, 4600.0, {"steps": 3000 * 10**6, "compiling": 599600000}, steps=70))]
+    start = [line(0.0, AttemptStarted())]
+    paths = [run_dir(tmp_path / name, start + job(2) + more) for name, more in (("a", spent), ("b", spent), ("c", []))]
+    lines = explain_runs(paths).splitlines()
+    assert lines[0].startswith(f"{paths[0]}: goodput 83.3 % of 1 h 0 min: 16.7 % compiling")
+    assert lines[2:5] == [f"{paths[2]}: its steps are not known", "", "what the time of 2 jobs was worth, 140 steps:"]
+    assert lines[5].split()[:6] == ["83.3", "%", "1", "h", "40", "min"]
+
+
 def test_the_slow_rank_is_marked_in_the_step_that_it_held_up():
     text = table(job(4, slow=2))
     row = next(line for line in text.splitlines() if line.split()[0] == "2")
     assert row.split() == ["2", "0.02", "*2.10", "2.20", "2.30", "-", "2.60"]
     assert text.count("*") == 2
     assert text.splitlines()[-1] == "* slowest: rank 2, imported 2.00 s after the median"
+
+
+def test_a_rank_that_writes_later_than_others_is_not_called_slow():
+    lines = [*job(3), line(0.4, FirstOutput(1)), line(9.0, FirstOutput(2))]
+    assert "9.00" in table(lines) and "slowest" not in table(lines)
 
 
 def test_a_large_job_is_summarised_by_step():
@@ -133,20 +149,31 @@ def test_a_log_is_parsed_as_it_is_read_and_no_event_is_kept():
             alive.add(message)
             yield replace(event, message=message)
 
-    (attempt,) = read_attempts(watched())
+    (attempt,) = read_attempts(watched(), marks_saves=True)
     assert len(attempt.ranks[0].marks) == 999 and len(alive) <= 2
 
 
-class Kept(CheckpointSaved):
-    """One to which there may be weak references."""
+def test_saved_steps_take_no_memory_where_they_are_not_shown():
+    lines = [line(float(number), CheckpointSaved(0, number)) for number in range(100)]
+    (attempt,) = read_attempts(event_log.EventLog(lines))
+    assert (attempt.saved_at, attempt.ranks[0].marks) == (1099.0, [])
 
-    __slots__ = ("__weakref__",)
+
+class Kept(CheckpointSaved, frozen=True, weakref=True):
+    """One to which there may be weak references."""
 
 
 def test_a_log_of_another_format_is_refused(tmp_path):
-    path = run_dir(tmp_path / "run", ['{"format": 3}', *job(1)])
-    with pytest.raises(UsageError, match=r"events.jsonl: it is of format 3, and this jaxrun reads format 2\."):
+    path = run_dir(tmp_path / "run", ['{"format": 4}', *job(1)])
+    with pytest.raises(UsageError, match=r"events.jsonl: it is of format 4, and this jaxrun reads format 3\."):
         explain_run(path)
+
+
+def test_a_log_of_the_format_before_is_read(tmp_path):
+    old = r'{"time": 1.0, "attempt": 1, "event": {"type": "ParentExited", "reason": "\udcff"}}'
+    path = run_dir(tmp_path / "run", ['{"format": 2}', old])
+    (event,) = read_job_events(path)
+    assert event.message == ParentExited("\udcff")
 
 
 def test_a_job_that_started_nothing_is_explained_too(tmp_path):

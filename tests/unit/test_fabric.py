@@ -1,9 +1,9 @@
 """The network between GPU hosts: what doctor says to the recipes of sites, and a job in one line at its start."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from simulation import make_registry, report
 
 from jaxrun.analysis.diagnosis.findings import Level

@@ -17,6 +17,7 @@ _DELETING = {
     "jaxrun/node/agent/spawn.py": "a recorder that was just made, in the run directory",
     "jaxrun/files/shared_memory.py": "the user's directory in memory, by its name, once it is empty",
     "jaxrun/records/rundir/jobs.py": "the link `latest` of a collection",
+    "jaxrun/records/rundir/job_numbers.py": "the links from numbers of jobs that are gone",
     "jaxrun/records/rundir/job_sockets.py": "sockets of jobs, and the user's directory of them",
     "jaxrun/records/rundir/rundir.py": "files of a run",
     "jaxrun_runtime/compile_cache/set_up.py": "old compiled programs on disk",

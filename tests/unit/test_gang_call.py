@@ -244,6 +244,21 @@ def test_after_a_failure_the_others_have_some_time_to_return(gang, monkeypatch):
     assert caught.value.rank == 0 and caught.value.__notes__ == ["rank 1 did not return: all in sleep"]
 
 
+def test_an_error_says_that_it_costs_the_ranks_their_state(gang, monkeypatch):
+    monkeypatch.setattr(call_module, "FAILURE_GRACE_S", 0.01)
+    monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
+    gang.on_interrupt = lambda: None
+    with pytest.raises(KeyError) as caught:
+        with gang.start_call() as call:
+            gang.ranks[0].fails(KeyError("x"))
+            call.results()
+    assert gang.raised == {0: "KeyError"}
+    assert caught.value.__notes__[1:] == [
+        "the gang starts again at its next use, and its ranks' state is lost, with all variables: "
+        "rank 1 did not come back from the last call"
+    ]
+
+
 def test_a_death_is_raised_as_the_launcher_explains_it(gang):
     with pytest.raises(RuntimeError, match=r"the launcher's verdict on \{1\}") as caught:
         with gang.start_call() as call:

@@ -157,13 +157,15 @@ def test_a_line_is_parsed_as_options_of_jaxrun(line, arguments):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("-n x", "'x' is not a valid integer"),
+        ("-n x", "-n/--processes: 'x' is not a valid integer (%gang? "),
+        ("-n", "-n requires an argument"),
+        ("--timeout x", "--timeout: 'x' is not a time; write seconds, or 90s, "),
         ("-n 0", "processes of a gang must be a whole number from 1, not 0"),
-        ("--backend k8s", "'k8s' is not one of"),
+        ("--backend k8s", "--backend: 'k8s' is not one of"),
         ("stpo", "not 'stpo'"),
         ("stop now", "not 'stop now'"),
         ("--rank one", "--rank takes ranks such as 1-3,7; 'one'"),
-        ("--env 'A", "No closing quotation"),
+        ("--env 'A", "the line cannot be split into words: no closing quotation"),
     ],
 )
 def test_a_malformed_line_is_refused_with_the_word(line, message):

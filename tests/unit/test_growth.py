@@ -1,9 +1,9 @@
 """A job that runs on fewer hosts takes others back: when the head looks and asks, where ranks then are, what counts."""
 
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from simulation import JOB_ID
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome

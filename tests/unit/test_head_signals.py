@@ -4,9 +4,9 @@ The signals that end a job are in test_interruption.py.
 """
 
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
@@ -16,7 +16,7 @@ from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.job_shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
 from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
-from jaxrun.protocol.worker_messages import Exit
+from jaxrun.protocol.worker_messages import Exit, Interrupted
 from jaxrun.records.event_log.actions import AnswerRequest, Send
 from jaxrun.records.event_log.events import LauncherSignalled, Requested, Resumed
 
@@ -180,13 +180,13 @@ def failure_of_rank_1(job):
 UNANSWERED = {
     "a time limit": ({"job": 20.0}, lambda job: job.run(), EndReason.TIMEOUT, 30.1, ()),
     "the start-up": ({"init": 5.0}, lambda job: job.say_hello(), EndReason.UNAVAILABLE, 15.0, ()),
-    "SIGTERM": ({}, lambda job: job.run().interrupt(signal.SIGTERM), EndReason.INTERRUPTED, 10.0, ()),
-    "SIGHUP": ({}, lambda job: job.run().interrupt(signal.SIGHUP), EndReason.INTERRUPTED, 10.0, ()),
+    "SIGTERM": ({}, lambda job: job.run().interrupt(signal.SIGTERM), EndReason.INTERRUPTED, 10.1, ()),
+    "SIGHUP": ({}, lambda job: job.run().interrupt(signal.SIGHUP), EndReason.INTERRUPTED, 10.1, ()),
     "the same signal twice at once": (
         {},
         lambda job: job.run().interrupt(signal.SIGTERM).wait(0.05).interrupt(signal.SIGTERM),
         EndReason.INTERRUPTED,
-        10.0,
+        10.1,
         (),
     ),
     "Ctrl-C": ({}, ctrl_c_that_rank_1_does_not_hear, EndReason.INTERRUPTED, 16.5, ()),
@@ -236,7 +236,14 @@ def test_a_process_that_no_signal_reaches_is_said_to_wait_in_the_kernel(simulate
 WAITING = {
     "the grace": (
         lambda job: job.interrupt(signal.SIGINT).wait(2.5).done(0).exit(0, 0),
-        ["ranks 0-1 (h1, h2) to end; SIGKILL in 28 s", "rank 1 (h2) to end; SIGKILL in 27 s"],
+        ["ranks 0-1 (h1, h2) to end; SIGKILL in 3 s", "rank 1 (h2) to end; SIGKILL in 2 s"],
+    ),
+    "the grace of a rank that Ctrl-C does not reach": (
+        lambda job: job.interrupt(signal.SIGINT).handle(Interrupted(0, 0.0)).wait(2.5).handle(Interrupted(1, 0.0)),
+        [
+            "ranks 0-1 (h1, h2) to end; SIGKILL in 3 s for rank 1 (h2), which Ctrl-C has not reached",
+            "ranks 0-1 (h1, h2) to end; SIGKILL in 27 s",
+        ],
     ),
     "exit handlers": (
         lambda job: fails(job, 1).wait(2.5),

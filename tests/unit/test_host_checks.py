@@ -2,9 +2,9 @@
 
 import os
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from simulation import make_registry, report
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
@@ -30,7 +30,7 @@ def starting(hosts, **wanted):
     registry = make_registry(len(hosts), init_timeout=INIT, **wanted)
     names = dict.fromkeys(range(len(hosts)), "?")
     expected, limits = Expected(len(hosts), "", "cpu", 1), TimeLimits(INIT, None, 5.0, 30.0)
-    head = Head(names, expected, limits, "", 0.0, registry, agents=registry.agents)
+    head = Head(names, expected, limits, 0.0, registry.agents, registry)
 
     def handle(rank, now, failure=""):
         return head.handle(report(rank, hosts[rank], len(hosts), check_failure=failure), now)

@@ -192,7 +192,7 @@ def test_hosts_auto_stands_for_the_options_of_one_command_on_each_host():
 
 
 def test_the_table_of_the_docs_is_the_table_of_the_code():
-    text = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "clusters" / "pods.md").read_text()
     lines = text.partition("| platform | this host |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [row[0] for row in rows] == [each.title for each in HOST_ENVS]

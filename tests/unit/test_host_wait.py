@@ -1,10 +1,11 @@
 """A job that waits for a lost host (--wait-hosts): what the head does, where the next attempt runs, and what counts."""
 
-from dataclasses import replace
+import signal
 from pathlib import Path
 
 import pytest
-from simulation import JOB_ID, report
+from msgspec.structs import replace
+from simulation import JOB_ID, report, seated
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
@@ -15,13 +16,14 @@ from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
 from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import make_head
-from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_next_attempt
-from jaxrun.controller.supervisor.quarantine_decision import HostsHeard, decide_quarantine
+from jaxrun.controller.supervisor.next_attempt_hosts import Following, plan_next_attempt
+from jaxrun.controller.supervisor.quarantine_decision import decide_quarantine
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import AgentSignalled, StartWorkers
 from jaxrun.protocol.job_messages import OverviewRequest
-from jaxrun.protocol.job_record import AttemptEnd
+from jaxrun.protocol.job_record import AttemptEnd, JobRecord
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_messages import MpiImported
 from jaxrun.records.event_log.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
@@ -50,7 +52,9 @@ def mpirun_plan(hosts=("h1", "h1", "h2", "h2"), *, spares=(), **wanted):
     options = {"max_restarts": 1, "wait_hosts": WAIT, "init_timeout": INIT, **wanted}
     job = Job(program=("train.py",), backend="mpirun", platform="cpu", processes=len(hosts), **options)
     argv, all_hosts = ("mpirun", "python", "-m", "jaxrun.node.agent"), (*hosts, *spares)
-    command = LaunchCommand("open-mpi", "mpirun", argv, agent_hosts=all_hosts, size=len(hosts), agents_stay=True)
+    command = LaunchCommand(
+        "open-mpi", "mpirun", argv, agent_hosts=all_hosts, size=len(hosts), survive_host_loss=True, agents_stay=True
+    )
     return plan_remote(job, {}, JOB_ID, command, hosts, (), spares)
 
 
@@ -58,13 +62,11 @@ class Starting:
     """The head of an attempt that begins without some agents. Times are seconds since its start."""
 
     def __init__(self, plan, awaited):
-        self.plan = replace(plan, awaited=awaited)
-        registry = AgentRegistry(self.plan, Told({}, "", ""))
+        self.plan = plan
+        registry = AgentRegistry(self.plan, Told({}, "", ""), Roster.of(plan, awaited))
         size = len(plan.workers)
         limits, expected = TimeLimits(INIT, None, 5.0, 30.0), Expected(size, "", "cpu", 1)
-        self.head = Head(
-            plan.host_of, expected, limits, "", 0.0, registry, agents=self.plan.agents, awaited=self.plan.awaited
-        )
+        self.head = Head(plan.host_of, expected, limits, 0.0, self.plan.agents, registry)
         self.now, self.actions = 0.0, []
 
     def handle(self, *events):
@@ -134,6 +136,11 @@ def test_the_workers_start_once_the_host_or_another_in_its_place_is_there(waitin
     assert waiting.lines[1:] == [line] and waiting.starts == [(0,), (1,), (2,)]
 
 
+def test_sigquit_shows_who_is_awaited(waiting):
+    waiting.handle(LauncherSignalled(signal.SIGQUIT))
+    assert waiting.lines[-1] == "agents: rank 2 (h3) awaited"
+
+
 def test_the_time_for_the_start_counts_from_when_the_host_is_there(waiting):
     waiting.wait(INIT * 2).report(2).wait(INIT - 1)
     assert waiting.outcome is None
@@ -196,19 +203,19 @@ def test_a_host_lost_after_all_have_reported_and_before_the_workers_are_there_is
     assert first.starts and first.outcome.text.startswith("the agent of rank 2 (h3) was lost before it started")
     assert dict(first.outcome.lost_early) == {2: CLOSED}
     assert summarize_end(first.outcome, has_run_before=False) == AttemptEnd("lost")
-    following = plan_next_attempt(plan, first.outcome, AgentsLeft({0, 1}, reported={0, 1, 2}), {})
-    assert following.awaited == {2: "h3"} and not following.is_smaller
+    following = follow(plan, first.outcome, {0, 1}, reported={0, 1, 2})
+    assert following.awaited == {2: "h3"} and not following.plan.is_smaller
     nobody_waits = replace(plan, job=replace(plan.job, wait_hosts=None))
-    assert plan_next_attempt(nobody_waits, first.outcome, AgentsLeft({0, 1}, reported={0, 1, 2}), {}).is_smaller
+    assert follow(nobody_waits, first.outcome, {0, 1}, reported={0, 1, 2}).plan.is_smaller
 
 
 def test_an_engines_host_lost_before_its_workers_are_there_is_one_to_avoid():
     outcome = JobOutcome(EndReason.UNAVAILABLE, lost_early={1: CLOSED})
-    heard = HostsHeard(["h1", "h2", "h3"], ["h2", "h3"], ["h2"])
-    assert decide_quarantine({0: "h1", 1: "h2"}, outcome, {}, heard).hosts == {"h2": f"lost: {CLOSED}"}
     plan = mpirun_plan(("h1", "h2", "h3"), min_hosts=2, wait_hosts=None)
-    left = AgentsLeft({0, 2}, {0: "h1", 2: "h3"}, reported={0, 1, 2})
-    assert plan_next_attempt(plan, outcome, left, {"PATH": ""}).why.startswith(
+    roster = seated(plan, {0, 1, 2}, reported={0, 1, 2})
+    roster.lose(1, CLOSED, is_silent=True)
+    assert decide_quarantine({0: "h1", 1: "h2"}, outcome, roster).hosts == {"h2": f"lost: {CLOSED}"}
+    assert plan_next_attempt(plan, outcome, roster, (), {"PATH": ""}).why.startswith(
         "the job cannot be placed on other hosts"
     )
 
@@ -262,8 +269,8 @@ def test_a_drained_pod_is_named_and_its_host_awaited_without_counting_a_restart(
     plan = hand_plan()
     end = summarize_end(outcome, has_run_before=False)
     assert isinstance(decide_restart((end, end, end), 1, "lost"), Restart)
-    following = plan_next_attempt(plan, outcome, AgentsLeft({0, 2}), {})
-    assert following.awaited == {1: "h2"} and not following.is_smaller
+    following = follow(plan, outcome, {0, 2})
+    assert following.awaited == {1: "h2"} and not following.plan.is_smaller
 
 
 def test_the_head_that_goes_away_leaves_the_job_to_the_one_that_takes_its_place(simulate):
@@ -276,6 +283,11 @@ def test_the_head_that_goes_away_leaves_the_job_to_the_one_that_takes_its_place(
 # ---- where the next attempt runs
 
 
+def follow(plan, outcome, there, *, reported=(), awaited=None):
+    """The next attempt after one that has left these agents."""
+    return plan_next_attempt(plan, outcome, seated(plan, there, reported=reported, awaited=awaited), (), {})
+
+
 def lost(plan, *ranks, **more):
     names = {rank: f"h{rank // (len(plan.workers) // 3) + 1}" for rank in plan.host_of}
     workers = tuple(WorkerOutcome(rank, names[rank], 1.0, None, lost_reason=CLOSED * (rank in ranks)) for rank in names)
@@ -284,18 +296,17 @@ def lost(plan, *ranks, **more):
 
 def test_one_command_a_host_begins_the_next_attempt_at_full_size():
     plan = hand_plan(2, min_hosts=2)
-    following = plan_next_attempt(plan, lost(plan, 2, 3), AgentsLeft({0, 4}), {})
-    assert (following.agents, following.workers, following.awaited) == (plan.agents, plan.workers, {2: "h2"})
-    assert AgentsLeft({0, 4}).serve(following) and not AgentsLeft({0}).serve(following)
+    following = follow(plan, lost(plan, 2, 3), {0, 4})
+    assert (following.plan.agents, following.plan.workers, following.awaited) == (plan.agents, plan.workers, {2: "h2"})
+    assert following.is_served({0, 4}) and not following.is_served({0})
 
 
 def test_after_a_wait_in_vain_the_job_shrinks_or_ends():
-    plan = replace(hand_plan(min_hosts=2), awaited={1: "h2"})
+    plan, awaited = hand_plan(min_hosts=2), {1: "h2"}
     in_vain = JobOutcome(EndReason.UNAVAILABLE, not_back=(1,))
-    smaller = plan_next_attempt(plan, in_vain, AgentsLeft({0, 2}), {})
-    assert smaller.is_smaller and smaller.agents == {0: (0,), 1: (), 2: (1,)} and not smaller.awaited
-    whole = replace(hand_plan(), awaited={1: "h2"})
-    assert isinstance(plan_next_attempt(whole, in_vain, AgentsLeft({0, 2}), {}), Stop)
+    smaller = follow(plan, in_vain, {0, 2}, awaited=awaited)
+    assert smaller.plan.is_smaller and smaller.plan.agents == {0: (0,), 1: (), 2: (1,)} and not smaller.awaited
+    assert isinstance(follow(hand_plan(), in_vain, {0, 2}, awaited=awaited), Stop)
 
 
 @pytest.mark.parametrize(
@@ -305,24 +316,28 @@ def test_after_a_wait_in_vain_the_job_shrinks_or_ends():
 )
 def test_nobody_is_waited_for(wanted, usable, more):
     plan = hand_plan(**wanted)
-    assert isinstance(plan_next_attempt(plan, lost(plan, 1, **more), AgentsLeft(usable), {}), Stop)
+    assert isinstance(follow(plan, lost(plan, 1, **more), usable), Stop)
 
 
 def test_without_a_lost_host_nobody_is_awaited():
-    plan = replace(hand_plan(), awaited={1: "h2"})
-    following = plan_next_attempt(plan, lost(plan), AgentsLeft({0, 1, 2}), {})
-    assert not following.awaited and following.agents == plan.agents
+    plan = hand_plan()
+    assert follow(plan, lost(plan), {0, 1, 2}, awaited={1: "h2"}) == Following(plan)
+
+
+def test_a_host_that_is_awaited_still_keeps_its_name():
+    plan = hand_plan()
+    following = follow(plan, lost(plan, 2), {0}, awaited={1: "box"})
+    assert following.awaited == {1: "box", 2: "h3"}
 
 
 def test_of_an_engines_agents_one_takes_all_ranks_of_a_lost_host():
     plan = mpirun_plan(spares=("h3",))
-    left = AgentsLeft({0, 1, 4}, {0: "h1", 1: "h1", 4: "h3"})
     outcome = JobOutcome(EndReason.FAILED, uses_mpi=False)
-    following = plan_next_attempt(plan, outcome, left, {})
-    assert following.agents == {0: (0,), 1: (1,), 2: (2, 3), 4: ()} and following.awaited == {2: "h2"}
-    assert following.spare_hosts == ("h3",) and left.serve(following)
-    one_of_two = plan_next_attempt(plan, outcome, AgentsLeft({0, 1, 2, 4}, {0: "h1", 1: "h1", 2: "h2", 4: "h3"}), {})
-    assert one_of_two.agents == plan.agents and one_of_two.awaited == {3: "h2"}
+    following = follow(plan, outcome, {0, 1, 4})
+    assert following.plan.agents == {0: (0,), 1: (1,), 2: (2, 3), 4: ()} and following.awaited == {2: "h2"}
+    assert following.plan.spare_hosts == ("h3",) and following.is_served({0, 1, 4})
+    one_of_two = follow(plan, outcome, {0, 1, 2, 4})
+    assert one_of_two.plan.agents == plan.agents and one_of_two.awaited == {3: "h2"}
 
 
 def test_pods_know_their_job_by_its_token_where_their_run_directory_may_outlive_them():
@@ -369,5 +384,6 @@ def test_an_awaited_host_has_its_name_from_the_start():
     class Shared:
         started, environ = 0.0, {}
 
-    plan = replace(hand_plan(), awaited={2: "h3"})
-    assert make_head(plan, Shared(), 0.0, AgentRegistry(plan, Told({}, "", ""))).hosts[2] == "h3"
+    plan, began = hand_plan(), JobRecord("", "", 1, 0.0, 0.0)
+    registry = AgentRegistry(plan, Told({}, "", ""), Roster.of(plan, {2: "h3"}))
+    assert make_head(plan, Shared(), began, registry).hosts[2] == "h3"

@@ -8,8 +8,8 @@ from simulation import IN_JAX
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import WorkerExited
-from jaxrun.protocol.stop_messages import StopPolled
-from jaxrun.protocol.worker_messages import Exit, Interrupted, SignalHandlers
+from jaxrun.protocol.stop_messages import StopPolled, StopRequested
+from jaxrun.protocol.worker_messages import Exit, Interrupted, PreemptionNotice, SignalHandlers
 
 TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 TERMINAL = (signal.SIGINT, *TERMINATION)
@@ -60,16 +60,38 @@ def test_a_rank_that_the_interrupt_does_not_reach_is_shown_and_killed_after_the_
     assert "train.py:2" in job.lines[1]
     assert job.outcome is None and job.ranks_sent(Exit) == [0]
     job.exit(130, 0)
-    assert job.outcome.stacks == {2: IN_JAX} and [end.killed_by_launcher for end in job.outcome.workers] == [0, 0, 1]
+    assert job.outcome.late_stacks == {2: IN_JAX} and [end.killed_by_launcher for end in job.outcome.workers] == [
+        0,
+        0,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("then", [(), (signal.SIGINT,)])
+@pytest.mark.parametrize("first", [*TERMINAL, "SIGTERM that ranks handle", "SIGTERM where should_stop is asked"])
+def test_the_verdict_names_where_ranks_were_when_the_signal_came(simulate, first, then):
+    running = simulate(3).run()
+    job = running.listen() if first == "SIGTERM that ranks handle" else running
+    job = polling(job) if first == "SIGTERM where should_stop is asked" else job
+    job.stacks = {1: IN_JAX}
+    job.interrupt(signal.SIGTERM if isinstance(first, str) else first).wait(0.3)
+    job.stacks = {}
+    for signum in then:
+        job.interrupt(signum)
+    job.wait(40)
+    assert job.outcome.reason == "interrupted" and job.outcome.stacks[1] == IN_JAX
 
 
 # ---- SIGTERM and SIGHUP
 
 
 @pytest.mark.parametrize("signum", TERMINATION)
-def test_where_nobody_listens_to_sigterm_the_job_ends_at_once(simulate, signum):
-    job = simulate(3).run().listen(1).handle(SignalHandlers(1, False, False)).interrupt(signum).wait(1)
-    assert job.kills() == [(0, (0, 1, 2))] and not job.kills(signal.SIGTERM)
+def test_where_nobody_listens_to_sigterm_the_job_ends_once_its_ranks_have_said_where_they_are(simulate, signum):
+    job = simulate(3).run().listen(1).handle(SignalHandlers(1, False, False))
+    job.stacks = {1: IN_JAX}
+    job.interrupt(signum).wait(1)
+    assert job.kills() == [(100, (0, 1, 2))] and not job.kills(signal.SIGTERM)
+    assert job.outcome.stacks == {0: "", 1: IN_JAX, 2: ""} and not job.outcome.late_stacks
     assert job.outcome.reason == "interrupted" and job.outcome.signum == signum and job.outcome.unheard
 
 
@@ -89,6 +111,44 @@ def test_ranks_that_listen_get_sigterm_and_are_killed_after_the_grace(simulate, 
         (-15, False),
         (-9, True),
     ]
+
+
+# ---- SIGTERM to one rank, by something else than jaxrun
+
+HEARD = (
+    "not by jaxrun: JAX says so to a program that asks for it (should_stop, reached_preemption_sync_point); the job "
+    "goes on"
+)
+
+
+def test_sigterm_to_one_rank_asks_all_ranks_that_poll_to_stop(simulate):
+    job = polling(simulate(3)).handle(PreemptionNotice(0))
+    assert job.ranks_sent(StopRequested) == [0, 1, 2] and not job.killed
+    assert job.wait(1).lines == ["SIGTERM to one rank, not by jaxrun: asked ranks 0-2 to stop (should_stop)"]
+
+
+@pytest.mark.parametrize(("listening", "more"), [((), "; to end the job, send SIGTERM to jaxrun"), ((0, 1, 2), "")])
+def test_sigterm_to_one_rank_does_not_end_a_job_that_does_not_poll_until_it_does(simulate, listening, more):
+    running = simulate(3).run()
+    job = (running.listen(*listening) if listening else running).handle(PreemptionNotice(0)).wait(1)
+    assert job.lines == [f"SIGTERM to one rank, {HEARD}{more}"] and job.outcome is None and not job.killed
+    assert polling(job).ranks_sent(StopRequested) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("got", "who"), [((1,), "rank 1 (h2)"), ((0, 1), "ranks 0-1 (h1, h2)")])
+def test_the_rank_that_got_sigterm_is_named_where_its_stderr_tells(simulate, got, who):
+    job = simulate(3, hosts={0: "h1", 1: "h2", 2: "h2"}).run().listen()
+    job.identities = {rank: {"got_sigterm": True} for rank in got}
+    assert job.handle(PreemptionNotice(0)).wait(1).lines == [f"SIGTERM to {who}, {HEARD}"]
+    mute_job = mute(simulate(2).run().listen()).handle(PreemptionNotice(0)).wait(2)
+    assert mute_job.lines == [f"SIGTERM to one rank, {HEARD}"]
+
+
+@pytest.mark.parametrize("prepare", [lambda job: polling(job), lambda job: job.run().listen()])
+def test_sigterm_that_jaxrun_has_sent_is_no_news(simulate, prepare):
+    job = prepare(simulate(3)).interrupt(signal.SIGTERM)
+    lines = list(job.lines)
+    assert job.handle(PreemptionNotice(0)).lines == lines
 
 
 # ---- the table: whom SIGTERM and SIGKILL reach at which millisecond, and how the job has ended, by which signal
@@ -146,6 +206,20 @@ ENDS = {
         )
         for first in TERMINAL
         for second in TERMINAL
+    },
+    **{
+        f"{first.name} that nobody handles, and then Ctrl-C before the ranks have said where they are": (
+            2, {}, lambda job, first=first: job.run().interrupt(first).wait(0.05).interrupt(signal.SIGINT),
+            [], [(50, (0, 1))], "interrupted", first,
+        )
+        for first in TERMINATION
+    },
+    **{
+        f"{signum.name} that nobody handles, in a job whose agents do not answer": (
+            2, {}, lambda job, signum=signum: mute(job.run()).interrupt(signum), [], [(1500, (0, 1))], "interrupted",
+            signum,
+        )
+        for signum in TERMINATION
     },
     **{
         f"SIGTERM and then {second.name}, where should_stop is asked": (
@@ -226,8 +300,8 @@ ENDS = {
     ),
     **{
         f"{name} of a job that goes on and had to be killed": (
-            2, {"requeue": True}, lambda job, signum=signum: job.run().interrupt(signum).exit(-9, 0, 1),
-            [], [(0, (0, 1))], "preempted", signum,
+            2, {"requeue": True}, lambda job, signum=signum: job.run().interrupt(signum).wait(0.1).exit(-9, 0, 1),
+            [], [(100, (0, 1))], "preempted", signum,
         )
         for name, signum in (("SIGTERM", signal.SIGTERM), ("SIGUSR2", signal.SIGUSR2))
     },

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from jaxrun.controller.supervisor import job_server
-from jaxrun.controller.supervisor.job_server import JobServer, parent_socket
+from jaxrun.controller.supervisor.job_server import JobServer, parent_socket, report_not_started
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.codec import Form, MessageDecoder, encode_json_frame, message_types
 from jaxrun.protocol.job_messages import (
     MAX_ANSWER_FRAME_BYTES,
     SOCKET_VERSION,
@@ -24,20 +24,24 @@ from jaxrun.protocol.job_messages import (
     Answered,
     AnswerState,
     Ask,
+    DebugRequest,
     Dropped,
     EndOrder,
     FaultOrder,
     Follow,
     FromClient,
     Greeting,
+    JobBegan,
     JobEnded,
     JobEvent,
+    NotStarted,
     OverviewRequest,
+    ProfileRequest,
     SignalOrder,
     StacksRequest,
     ToClient,
 )
-from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.protocol.names import CONTROL_FD, GANG_ADDRESS
 from jaxrun.records.event_log.events import (
     Event,
     FaultRequested,
@@ -60,11 +64,13 @@ class Peer:
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
         self.link = link
-        self._decoder: MessageDecoder[ToClient] = MessageDecoder(message_types(ToClient), MAX_ANSWER_FRAME_BYTES)
+        self._decoder: MessageDecoder[ToClient] = MessageDecoder(
+            message_types(ToClient), MAX_ANSWER_FRAME_BYTES, form=Form.JSON
+        )
         self.is_closed = False
 
     def send(self, *messages: FromClient) -> None:
-        self.link.sendall(b"".join(map(encode, messages)))
+        self.link.sendall(b"".join(map(encode_json_frame, messages)))
 
     def receive(self) -> list[ToClient]:
         """All that has come; notes whether the connection was closed."""
@@ -185,7 +191,11 @@ def test_an_answer_that_no_frame_can_hold_is_refused(job: Job, monkeypatch: pyte
 
 def test_frames_may_come_in_pieces(job: Job) -> None:
     peer = job.connect()
-    for byte in encode(HELLO) + encode(Ask(3, OverviewRequest())) + encode(SignalOrder(signal.SIGINT)):
+    for byte in (
+        encode_json_frame(HELLO)
+        + encode_json_frame(Ask(3, OverviewRequest()))
+        + encode_json_frame(SignalOrder(signal.SIGINT))
+    ):
         assert job.events == []
         peer.link.sendall(bytes([byte]))
         job.run(1)
@@ -196,7 +206,7 @@ def test_frames_may_come_in_pieces(job: Job) -> None:
 
 def test_a_client_that_dies_in_the_midst_of_a_frame_or_before_its_answer_is_forgotten(job: Job) -> None:
     peer = job.connect(HELLO, Ask(1, OverviewRequest()))
-    peer.link.sendall(encode(SignalOrder(signal.SIGINT))[:-3])
+    peer.link.sendall(encode_json_frame(SignalOrder(signal.SIGINT))[:-3])
     job.run()
     peer.link.close()
     job.run()
@@ -221,6 +231,37 @@ def test_a_request_that_the_end_of_an_attempt_leaves_open_is_refused_and_the_nex
     assert peer.receive() == [Answered(2, DONE)]
 
 
+def test_a_client_that_uses_a_number_twice_at_once_is_dropped_and_its_request_ends(job: Job) -> None:
+    peer = job.connect(HELLO, Ask(1, DebugRequest(0)))
+    (asked,) = job.take_events()
+    assert isinstance(asked, Requested)
+    peer.send(Ask(1, DebugRequest(1)))
+    job.run()
+    *_, last = peer.receive()
+    assert isinstance(last, Dropped) and "asks by the number 1 again" in last.reason and peer.is_closed
+    assert job.take_events() == [RequestEnded(asked.number)]
+
+
+def test_a_number_may_be_used_again_after_the_last_answer(job: Job) -> None:
+    peer = job.connect(HELLO)
+    for _ in range(2):
+        peer.send(Ask(1, OverviewRequest()))
+        job.run()
+        (asked,) = job.take_events()
+        assert isinstance(asked, Requested)
+        job.server.answer(asked.number, DONE)
+    assert peer.receive()[1:] == [Answered(1, DONE)] * 2
+
+
+def test_a_client_that_asks_too_much_at_once_is_dropped_and_others_are_not(job: Job) -> None:
+    other = job.connect(HELLO, Ask(0, OverviewRequest()))
+    peer = job.connect(HELLO, *(Ask(number, OverviewRequest()) for number in range(65)))
+    *_, last = peer.receive()
+    assert isinstance(last, Dropped) and "64 of its requests are not answered" in last.reason and peer.is_closed
+    assert other.receive()[1:] == [] and not other.is_closed
+    assert sum(isinstance(event, RequestEnded) for event in job.take_events()) == 64
+
+
 # ---- orders
 
 ORDERS = {
@@ -229,6 +270,17 @@ ORDERS = {
     "kill": (FaultOrder("kill", (1,)), FaultRequested("kill", (1,))),
     "pause": (FaultOrder("pause", (3, 0)), FaultRequested("pause", (3, 0))),
 }
+
+
+def test_to_end_gracefully_is_the_same_as_sigterm_to_the_launcher(job: Job) -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: received.append(signum))
+    try:
+        job.connect(HELLO, EndOrder(gracefully=True))
+        job.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM] and job.take_events() == []
 
 
 @pytest.mark.parametrize(("order", "event"), ORDERS.values(), ids=ORDERS)
@@ -274,14 +326,16 @@ def framed(body: bytes) -> bytes:
 WRONG = {
     "no json": framed(b"what?"),
     "no frame": b"GET / HTTP/1.1\r\n\r\n",
-    "a type of no client": encode(JobEvent("")),
-    "another frame version": framed(b'{"v":1,"type":"Follow"}'),
-    "a missing field": framed(b'{"v":2,"type":"SignalOrder"}'),
-    "a field too many": framed(b'{"v":2,"type":"Follow","at":3}'),
-    "a rank that is no number": framed(b'{"v":2,"type":"FaultOrder","kind":"kill","ranks":[true]}'),
-    "a fault of no kind": encode(FaultOrder("maim", (1,))),
-    "a signal that kills": encode(SignalOrder(signal.SIGKILL)),
-    "another version": encode(Greeting(99)),
+    "a type of no client": encode_json_frame(JobEvent("")),
+    "a frame of an older jaxrun": framed(b'{"v":2,"type":"Follow"}'),
+    "a missing field": framed(b'{"type":"SignalOrder"}'),
+    "a field too many": framed(b'{"type":"Follow","at":3}'),
+    "a rank that is no number": framed(b'{"type":"FaultOrder","kind":"kill","ranks":[true]}'),
+    "a fault of no kind": encode_json_frame(FaultOrder("maim", (1,))),
+    "a signal that kills": encode_json_frame(SignalOrder(signal.SIGKILL)),
+    "another version": encode_json_frame(Greeting(99)),
+    "a profile after a time that never passes": encode_json_frame(Ask(1, ProfileRequest(1, "/p", "s", float("nan")))),
+    "a profile that leaves its directory": encode_json_frame(Ask(1, ProfileRequest(1, "/p", "../../esc", 1.0))),
 }
 
 
@@ -384,6 +438,24 @@ def test_the_parents_socket_is_not_handed_on_and_never_blocks() -> None:
         server.close()
 
 
+def test_the_parent_alone_hears_where_its_job_is(job: Job) -> None:
+    other = job.connect(HELLO)
+    job.server.announce("/a/run")
+    assert job.parent.receive()[1:] == [JobBegan("/a/run")]
+    assert other.receive()[1:] == []
+
+
+def test_a_parent_that_waits_for_a_job_hears_why_there_is_none_unless_it_reads_the_output() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        environ = {CONTROL_FD: str(theirs.fileno())}
+        assert not report_not_started("no", 2, {})
+        assert not report_not_started("no", 2, {**environ, GANG_ADDRESS: "unix:/a"})
+        assert report_not_started("no", 2, environ)
+        assert Peer(ours).receive() == [NotStarted("no", 2)]
+    assert not report_not_started("no", 2, environ)
+
+
 def test_without_a_number_there_is_no_parent() -> None:
     assert parent_socket({}) is None
 
@@ -403,7 +475,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[RunningJob, Callable[..., None], sock
     ours, theirs = socket.socketpair()
     asking = RunningJob(tmp_path, ours, 4711)
     with theirs:
-        yield asking, lambda *messages: theirs.sendall(b"".join(map(encode, messages))), theirs
+        yield asking, lambda *messages: theirs.sendall(b"".join(map(encode_json_frame, messages))), theirs
     asking.close()
 
 
@@ -418,7 +490,7 @@ def test_the_final_answer_is_returned_and_earlier_ones_are_shown(ends: Ends) -> 
     )
     shown: list[Answer] = []
     assert job.ask(OverviewRequest(), 5.0, shown.append) == DONE and [one.text for one in shown] == ["half"]
-    sent = MessageDecoder(message_types(FromClient)).feed(theirs.recv(2**16))
+    sent = MessageDecoder(message_types(FromClient), form=Form.JSON).feed(theirs.recv(2**16))
     assert sent == [HELLO, Ask(1, OverviewRequest())]
     answer(Answered(2, Answer(AnswerState.REFUSED, "no")))
     with pytest.raises(RequestRefused, match="no"):
@@ -429,7 +501,7 @@ def test_the_final_answer_is_returned_and_earlier_ones_are_shown(ends: Ends) -> 
 UNANSWERED = {
     "no answer comes": ([], r"the launcher \(process 4711\) has not answered in 0\.01 s; is it stopped\?"),
     "the job ends": ([JobEnded("{}")], "the job ended before it answered; to see how it went: jaxrun explain"),
-    "it is another version": ([Greeting(99)], "it speaks version 99, not 1"),
+    "it is another version": ([Greeting(99)], "it speaks version 99, not 2"),
     "it was dropped": ([Dropped("64 others")], "cannot be asked: 64 others"),
     "it is no launcher": ([Ask(1, OverviewRequest())], "it is of another version of jaxrun: a frame is of no known"),
 }

@@ -1,9 +1,8 @@
 """Functions of jaxrun that all ranks must call: what a rank notes of them, and what is told where one has not."""
 
-from dataclasses import replace
-
 import pytest
 from deadlock_samples import ENTRY, FUTEX, SYNC, dump
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 
 import kubernetes_validate
 import pytest
 import yaml
+from examples import given
+from hypothesis import strategies as st
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
 from jaxrun.cli.main import main
@@ -95,7 +99,16 @@ def test_a_wrong_manifest_would_be_refused_by_this_check():
 
 
 def test_every_pod_runs_the_same_command_and_finds_host_0_by_name():
-    parts = load(make(hosts=4, processes=8, max_restarts=2, only_ranks="0,4-6", wrap=["nsys profile"], bind="cores"))
+    parts = load(
+        make(
+            hosts=4,
+            processes=8,
+            max_restarts=2,
+            only_ranks=(range(1), range(4, 7)),
+            wrap=("nsys", "profile"),
+            bind="cores",
+        )
+    )
     command = shlex.join(container(parts)["command"])
     assert command == (
         "jaxrun --hosts auto --processes=8 --bind=cores '--wrap=nsys profile' --only-rank=0,4-6 --max-restarts=2 "
@@ -160,9 +173,84 @@ def test_a_name_is_one_that_kubernetes_takes(program, tag, expected):
     assert object_name(make(program=(program,), tag=tag), "ab") == expected
 
 
+def as_kubernetes_expands(text, variables):
+    """What a container gets: of two dollars one, of "$(NAME)" the variable (third_party/forked/golang/expansion)."""
+    return re.sub(
+        r"\$\$|\$\(([^)]*)\)", lambda found: "$" if found[1] is None else variables.get(found[1], found[0]), text
+    )
+
+
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+
+
+@pytest.mark.parametrize("jobset", [False, True])
+@given(text=st.text(st.sampled_from("$()JAXRUN_TOKEN a"), max_size=20) | TEXTS)
+def test_a_word_and_a_variable_reach_the_container_as_they_were_given(jobset, text):
+    job = make(program=("train.py", text), assignments=[f"A={text}"], jobset=jobset)
+    found = container(load(job))
+    value = next(each["value"] for each in found["env"] if each["name"] == "A")
+    for written in (found["command"][-1], value):
+        assert as_kubernetes_expands(written, {"JAXRUN_TOKEN": TOKEN, "A": "a"}) == text
+    assert as_kubernetes_expands("$$$(A) $(B) $", {"A": "a"}) == "$a $(B) $"
+
+
+@pytest.mark.parametrize("name", ["no", "Y", "on", "null", "true", "yes"])
+def test_a_secret_whose_name_yaml_reads_as_a_boolean_keeps_its_name(name):
+    assert load(make(assignments=[f"{name}=http://me:pass@h"]))["Secret"]["stringData"][name] == "http://me:pass@h"
+
+
+def test_what_is_not_text_is_refused():
+    with pytest.raises(UsageError, match="not valid UTF-8"):
+        load(make(program=("train.py", "\udcff")))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"namespace": "A_b"}, {"namespace": "../x"}, {"queue": "a/b"}, {"queue": "a" * 64}, {"image": "UP/Case"},
+     {"image": "a:b:c"}, {"image": "-x"}, {"image": "i:1\n"}],
+    ids=repr,
+)  # fmt: skip
+def test_names_that_kubernetes_refuses_are_refused_here(wrong):
+    (name,) = wrong
+    with pytest.raises(UsageError, match=f"--{name} must be "):
+        make(**wrong)
+
+
+@pytest.mark.parametrize("image", ["i", "localhost:5000/a/b_c:v1", "R.org/a@sha256:" + "0f" * 32, "[::1]:5000/a--b.c"])
+def test_images_are_named_as_container_runtimes_read_them(image):
+    assert container(load(make(image=image)))["image"] == image
+
+
+@pytest.mark.parametrize(("option", "backend"), [("--manifest", "kubernetes"), ("--sbatch", "slurm")])
+def test_a_fifo_or_a_device_in_the_place_of_the_file_is_refused_at_once(monkeypatch, capsys, tmp_path, option, backend):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    os.mkfifo("fifo")
+    image = ["--image", "i"] if backend == "kubernetes" else []
+    for name in ("fifo", "/dev/full", "/dev/zero"):
+        assert main(["-n", "2", "--backend", backend, *image, option, name, "train.py"]) == 2
+        assert f"cannot be written to {name}: it is not a regular file" in capsys.readouterr().err
+
+
 def test_yaml_reads_back_as_it_was_written():
     value = {
-        "texts": ["", "yes", "~", "1.0", "0x1f", "a: b", "# no", "- x", "é\n\t", "null", "@", "2001-01-01", "a.b/c"],
+        "on": {"no": 1, "a b": 2, "1": 3},
+        "texts": [
+            "",
+            "yes",
+            "~",
+            "1.0",
+            "0x1f",
+            "a: b",
+            "# no",
+            "- x",
+            "é\n\t",
+            "null",
+            "@",
+            "2001-01-01",
+            "a.b/c",
+            "😀\x7f\x85\u2028\ufeff\\",
+        ],
         "others": [1, True, None, {}, [], {"a": [{"b": 1, "c": [2]}]}],
     }
     assert yaml.safe_load(to_yaml(value)) == value

@@ -72,8 +72,8 @@ def test_each_name_goes_with_the_line_that_imports_it(write):
     folder = write(train="import optax\nimport model\n", model="\n\nfrom flax import nnx\n")
     assert find_leading_imports(["./train.py"], str(folder), _wanted) == Preload(
         (
-            ImportedName("optax", f"{folder}/./train.py", 1, "__main__"),
-            ImportedName("flax:nnx", f"{folder}/model.py", 3, "model"),
+            ImportedName("optax", f"{folder}/./train.py", 1, "__main__", in_table=True),
+            ImportedName("flax:nnx", f"{folder}/model.py", 3, "model", in_table=True),
         ),
         f"{folder}/./train.py",
         str(folder),
@@ -202,7 +202,9 @@ def test_what_the_option_means(write):
     assert order is not None and [line.name for line in order.imports] == ["optax"] and order.by_rank == ("RANK",)
     assert preload_order("none", ["train.py"], str(folder), []) is None
     named = preload_order("own.x,flax", ["train.py"], str(folder), [])
-    assert named == Preload((ImportedName("own.x"), ImportedName("flax")), f"{folder}/train.py", str(folder))
+    assert named == Preload(
+        (ImportedName("own.x"), ImportedName("flax", in_table=True)), f"{folder}/train.py", str(folder)
+    )
     write(train="print()")
     assert preload_order("auto", ["train.py"], str(folder), []) is None
 

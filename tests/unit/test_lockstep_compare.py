@@ -1,11 +1,11 @@
 """Recorded calls of several ranks are compared: each divergence is found, also after others, and nothing else."""
 
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep.compare import Candidate, find_candidates, find_divergence, find_lags
 from jaxrun.analysis.lockstep.divergence import Absence, CallGroup, divergence_of_calls, partition_by_program

@@ -3,11 +3,13 @@
 import json
 import mmap
 import os
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.protocol import flight_file as recorder
@@ -96,7 +98,7 @@ def test_a_call_is_read_with_all_that_is_known_of_it(writer):
     flight = read(writer)
     assert (flight.level, flight.strict, flight.call_counts) == (recorder.EVERY_CALL, True, {"0-3": 1})
     (call,) = flight.calls
-    assert call == (1001.0, "0-3", 1, chain_after(1), 3, 7, 0.0)
+    assert astuple(call) == (1001.0, "0-3", 1, chain_after(1), 3, 7, 0.0)
     assert flight.program(call) == ("jit(step)", "a" * 16, "b" * 16, "step at /job/model.py:40")
     assert flight.place(call) == "train.py:88 train_step"
     assert flight.sites == {7: ("/job/train.py:88 train_step", "/job/train.py:120 main")}
@@ -196,6 +198,24 @@ def test_a_call_whose_program_is_being_compiled_is_not_entered(writer):
     assert flight.place(flight.coming_calls[-1]) == "train.py:88 train_step"
     writer.call()  # of another thread, perhaps
     assert read(writer).compiled_for is None
+
+
+def test_a_search_for_a_nan_is_known_until_the_next_one(writer):
+    writer.calls(4)
+    assert read(writer).nan_search is None
+    writer.words[recorder.NAN_SEARCH_SINCE_WORD] = 3 * SECOND
+    writer.words[recorder.NAN_SEARCH_UNTIL_WORD] = recorder.NAN_SEARCH_GOES_ON
+    since, until = read(writer).nan_search
+    assert since == 3 and until > time.time()
+    writer.words[recorder.NAN_SEARCH_UNTIL_WORD] = 4 * SECOND
+    assert read(writer).nan_search == (3, 4)
+
+
+def test_no_two_facts_of_the_header_share_a_word():
+    names = [name for name in vars(recorder) if name.endswith("_WORD")]
+    places = [getattr(recorder, name) for name in names]
+    assert len(set(places)) == len(places), sorted(zip(places, names, strict=True))
+    assert max(places) == recorder.JOINT_WORD
 
 
 def test_where_a_rank_stood_is_known_until_its_next_call(writer):
@@ -349,7 +369,7 @@ def test_of_more_calls_than_a_brief_holds_the_times_are_read(writer):
     writer.words[recorder.ENTERED_WORD] = 1200 * SECOND + SECOND // 2
     flight = read(writer)
     assert [timing.number for timing in flight.timings] == [number for number in range(73, 201) if number != 150]
-    assert flight.timings[-1] == ("0-3", 200, 1199.8, 1200.0, 7)
+    assert astuple(flight.timings[-1]) == ("0-3", 200, 1199.8, 1200.0, 7)
     assert flight.entered == 1200.5  # after its last call was made: it is in the next
     writer.call(entered=1200 * SECOND + SECOND // 2)
     assert read(writer).entered == 0.0

@@ -1,13 +1,14 @@
 """The supervisor finds out why agents end: of many losses the cause is passed on first."""
 
-from dataclasses import replace
-
 import pytest
-from simulation import Clock
+from msgspec.structs import replace
+from simulation import Clock, seated
 
-from jaxrun.controller.supervisor.losses import Evidence, LossWatch, explain_losses
+from jaxrun.controller.supervisor.losses import LaunchEnd, LossWatch, explain_losses
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
 from jaxrun.records.event_log.events import AgentLost
+from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 
 ENDED = StartFailed("mpirun ended with status 1 before the job was over")
@@ -15,9 +16,16 @@ CLOSED = "the connection to its agent was closed"
 SILENT = "nothing was heard from its host for 2 s"
 
 
-def evidence(**changes):
-    values = {"silent": (), "failure_reported": frozenset(), "launch_end": None, "all_reported": True}
-    return Evidence(**{**values, "launch_failed": False, "launch_killed": False, **changes})
+def roster_of(size, *, silent=(), failed=(), unreported=()):
+    """The roster of a job of so many ranks, an agent each: all have reported but some, and these are lost or fail."""
+    job = Job(program=("train.py",), backend="slurm", platform="cpu", processes=size)
+    plan = plan_remote(job, {}, "ab" * 16, LaunchCommand("slurm", "srun", ()), ["h1"] * size)
+    roster = seated(plan, range(size), reported=set(range(size)) - {*unreported})
+    for agent in silent:
+        roster.lose(agent, SILENT, is_silent=True)
+    for rank in failed:
+        roster.add_failure(rank)
+    return roster
 
 
 class Launch:
@@ -40,14 +48,8 @@ class Launch:
         return ENDED.text
 
 
-class OneConnection:
-    """The AgentConnections of one agent."""
-
-    agents, waiting = {0: (0,)}, frozenset()
-
-
-class Watches:
-    """The HostWatches of one host; `asked` has the times at which it was asked, `answers` whether it does."""
+class Hosts:
+    """The hosts of all agents; `asked` has the times at which they were asked, `answers` whether they do."""
 
     answers = True
 
@@ -55,31 +57,34 @@ class Watches:
         self._clock = clock
         self.asked = []
 
-    def ask(self, connections):
+    def ask(self):
         self.asked.append(self._clock.now)
 
-    def unanswered(self, connections):
-        return [] if self.answers else [(0, "its connection")]
+    def unanswered(self):
+        return [] if self.answers else [0]
 
 
 class Losses:
-    """A LossWatch of a job of one rank; `told` are the events that reach its head."""
+    """A LossWatch of a job of four ranks; `told` are the events that reach its head."""
 
-    def __init__(self, launch_status=None, *, agents_stay=False, engine="", output="", stderr=""):
+    def __init__(self, launch_status=None, *, agents_stay=False, engine="", output="", stderr="", unreported=()):
         self.clock = Clock()
         self.launch = Launch(launch_status, agents_stay=agents_stay, engine=engine, output=output)
-        self.hosts = Watches(self.clock)
+        self.hosts = Hosts(self.clock)
+        self.roster = roster_of(4, unreported=unreported)
         self.watch = LossWatch(
-            self.launch, OneConnection(), self.hosts, self.clock, attached=False, read_stderr=lambda rank: stderr
+            self.launch, self.roster, self.hosts, self.clock, attached=False, read_stderr=lambda rank: stderr
         )
-        self.watch.reported = {0}
         self.told = []
 
     def hold(self, *events, ask):
+        for event in events:
+            if isinstance(event, AgentLost):
+                self.roster.lose(event.agent, event.reason, is_silent=event.reason == SILENT)
         self.watch.hold(*events, ask=ask)
 
-    def tell(self, silent=()):
-        self.told += self.watch.explain({0: "h1"}, silent)
+    def tell(self):
+        self.told += self.watch.explain({0: "h1"})
 
 
 @pytest.fixture
@@ -93,7 +98,7 @@ def test_a_lost_agent_is_passed_on_after_a_moment(losses):
     losses.tell()
     losses.tell()
     assert losses.told == [AgentLost(3, CLOSED)] and losses.watch.deadline is None
-    losses.watch.reported = set()
+    losses = Losses(unreported={3})
     losses.hold(AgentLost(3, CLOSED), ask=False)
     assert losses.watch.deadline == 100.5
 
@@ -114,13 +119,13 @@ def test_hosts_are_asked_once_whether_they_are_alive_and_given_the_time_to_answe
     assert losses.hosts.asked == [100.0] and losses.watch.deadline == 101.0
     assert losses.watch.unanswered() == []
     losses.hosts.answers = False
-    assert losses.watch.unanswered() == [(0, "its connection")]
+    assert losses.watch.unanswered() == [0]
     losses.clock.now = 101.0
     losses.watch.wait_for_hosts()
     assert 101.0 < losses.watch.deadline < 101.1 and not losses.told
     assert losses.watch.hold_if_asking(WorkerExited(0, 1))
     losses.hold(AgentLost(0, SILENT), ask=False)  # now it is lost
-    losses.tell(silent={0})
+    losses.tell()
     assert losses.told == [AgentLost(0, SILENT), *[AgentSignalled(0, 15)] * 2, WorkerExited(0, 1)]
     assert losses.watch.unanswered() == [] and not losses.watch.hold_if_asking(WorkerExited(0, 1))
 
@@ -190,44 +195,50 @@ def test_a_rank_that_called_mpi_abort_is_the_cause_where_the_engine_kills_all_ag
 
 LOST = [AgentLost(rank, CLOSED) for rank in range(4)]
 TERM = [AgentSignalled(rank, 15) for rank in range(2)]
-FAILED = {"launch_end": ENDED, "launch_failed": True}
-# What was held, the evidence, and what is passed on, the cause first.
+FAILED = LaunchEnd(ENDED, failed=True)
+# What was held, what is known of the agents, how the launch command ended, and what is passed on, the cause first.
 CAUSES = {
     "hosts that are silent": (
         [TERM[0], AgentLost(4, SILENT), LOST[1], AgentLost(5, SILENT)],
-        {"silent": {4, 5, 6}, "launch_end": ENDED},
+        {"silent": {4, 5, 6}},
+        LaunchEnd(ENDED),
         [*(AgentLost(rank, SILENT) for rank in (4, 5)), TERM[0], LOST[1]],
     ),
-    "a launch command that was killed": ([LOST[2]], {"launch_end": ENDED}, [ENDED, LOST[2]]),
+    "a launch command that was killed": ([LOST[2]], {}, LaunchEnd(ENDED), [ENDED, LOST[2]]),
     "the first agent that was lost, of a launch command that fails": (
         [WorkerExited(0, 1), LOST[3], LOST[2]],
+        {},
         FAILED,
         [LOST[3], WorkerExited(0, 1), AgentLost(2, CLOSED, ended_by_launch_command=True)],
     ),
     "an agent that was not signalled, and whose worker had not failed": (
         [TERM[1], LOST[1], LOST[0], LOST[2]],
-        {**FAILED, "failure_reported": frozenset({0})},
+        {"failed": {0}},
+        FAILED,
         [LOST[2], TERM[1], *(AgentLost(rank, CLOSED, ended_by_launch_command=True) for rank in (1, 0))],
     ),
     "a rank that called MPI_Abort, also if JAX ended it while MPI did": (
         [LOST[2], WorkerExited(1, -6), WorkerExited(3, -6)],
-        {**FAILED, "mpi_abort": WorkerExited(1, 5)},
+        {},
+        replace(FAILED, mpi_abort=WorkerExited(1, 5)),
         [WorkerExited(1, 5), AgentLost(2, CLOSED, ended_by_launch_command=True), WorkerExited(3, -6)],
     ),
     "a launch command that could not start all agents": (
         [LOST[0]],
-        {**FAILED, "all_reported": False},
+        {"unreported": {0}},
+        FAILED,
         [ENDED, LOST[0]],
     ),
-    "a scheduler that signals all": (TERM, {"launch_end": ENDED}, TERM),
+    "a scheduler that signals all": (TERM, {}, LaunchEnd(ENDED), TERM),
     "a launch command that was killed, whose daemons signal all": (
         TERM,
-        {"launch_end": ENDED, "launch_killed": True},
+        {},
+        LaunchEnd(ENDED, was_killed=True),
         [ENDED, *TERM],
     ),
 }
 
 
-@pytest.mark.parametrize(("held", "known", "explained"), CAUSES.values(), ids=CAUSES)
-def test_the_cause_of_losses_is_passed_on_first(held, known, explained):
-    assert explain_losses(held, evidence(**known)) == explained
+@pytest.mark.parametrize(("held", "known", "end", "explained"), CAUSES.values(), ids=CAUSES)
+def test_the_cause_of_losses_is_passed_on_first(held, known, end, explained):
+    assert explain_losses(held, roster_of(7, **known), end) == explained

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxrun.node.agent.oom import OomWatch, memory_cgroup
+from jaxrun.files.procfs import memory_cgroup
+from jaxrun.node.agent.oom import OomWatch
 
 RECORDS = {
     "the whole machine": (
@@ -90,4 +91,4 @@ def test_the_memory_cgroup_is_found_where_there_is_one(tmp_path, membership, dir
     if directory:
         (tmp_path / directory).mkdir(parents=True)
         (tmp_path / directory / counter).touch()
-    assert memory_cgroup(membership, tmp_path) == (tmp_path / directory if directory else None)
+    assert memory_cgroup(membership, tmp_path) == (str(tmp_path / directory) if directory else None)

@@ -1,11 +1,11 @@
 """Forecasts of a host whose memory will soon be full: what is reported, when, and the line that people see."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.analysis.verdict.memory_text import format_shortage
-from jaxrun.node.agent.memory_watch import MemoryWatch, Reading, forecast, read_cgroup_memory, read_host_memory
+from jaxrun.files.procfs import read_cgroup_memory, read_host_memory
+from jaxrun.node.agent.memory_watch import MemoryWatch, Reading, forecast
 from jaxrun.protocol.agent_messages import MemoryShortage
 
 GIB = 2**30

@@ -5,9 +5,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from jaxrun.analysis.diagnosis.doing import Doing
 from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.cli.main import main
+from jaxrun.frontends.http_server import parse_request
+from jaxrun.frontends.metrics.__main__ import MetricsPage
 from jaxrun.frontends.metrics.exposition import JobFacts, collect, lost_seconds
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
@@ -70,8 +73,8 @@ def test_states_steps_and_resources_of_ranks():
     found = parsed(seen)
     states = {labels: value for (name, labels), value in found.items() if name == "jaxrun_ranks"}
     assert states == {
-        **{"state=running": 2, "state=finished": 1, "state=failed": 1},
-        **{"state=starting": 0, "state=stopped": 0},
+        **dict.fromkeys((f"state={doing}" for doing in Doing), 0),
+        **{"state=working": 2, "state=finished": 1, "state=failed": 1},
     }
     assert found["jaxrun_calls_total", ""] == 41 and found["jaxrun_steps_total", ""] == 10
     assert found["jaxrun_straggler_share_ratio", "ranks=2"] == 0.25
@@ -109,3 +112,20 @@ def test_time_is_lost_until_a_program_runs():
 def test_a_value_that_is_not_a_port_is_refused(where, capsys):
     assert main(["--metrics", where, "train.py"]) == 2
     assert "--metrics must be a port" in capsys.readouterr().err
+
+
+def test_readings_of_one_second_cost_one_look_at_the_job():
+    times = iter([10.0, 10.0, 10.9, 11.0, 11.0])
+    looks = []
+
+    class Counted(Given):
+        def collect(self):
+            looks.append(1)
+            return super().collect()
+
+    page = MetricsPage(Counted(None, ()), lambda: next(times))
+    for path, count in (("/metrics", 1), ("/", 1), ("/metrics", 2)):
+        answer = page.answer(parse_request(f"GET {path} HTTP/1.1\r\nHost: a".encode()))
+        assert answer.status == 200 and b"jaxrun_job_info{" in answer.content and len(looks) == count
+        assert answer.kind.startswith("text/plain; version=0.0.4")
+    assert page.answer(parse_request(b"GET /x HTTP/1.0")).status == 404

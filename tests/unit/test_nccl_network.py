@@ -2,9 +2,9 @@
 
 import os
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun_runtime import nccl_network

@@ -1,10 +1,9 @@
 """What NCCL's own service says, in all its forms: read, related to the ranks of the job, and put into words."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from ras_answers import (
     AHEAD,
     BEHIND,

@@ -1,9 +1,11 @@
 """A notebook's cells on a rank, and the lines of cells whose functions are pickled."""
 
 import linecache
+import os
 import pickle
 import sys
 import traceback
+import types
 
 import pytest
 from fakes import fake_module
@@ -168,3 +170,26 @@ def test_outside_of_a_notebook_there_is_no_shell(monkeypatch):
     terminal = fake_module("IPython", get_ipython=object)
     monkeypatch.setitem(ipython.sys.modules, "IPython", terminal)
     assert ipython.find_kernel_shell() is None
+
+
+# ---- names on a rank
+
+
+class _Strange:
+    @property
+    def asked(self):
+        raise AssertionError("a property was evaluated")
+
+    def __dir__(self):
+        raise ValueError("no")
+
+
+def test_names_are_completed_without_evaluating_a_property(monkeypatch):
+    monkeypatch.setattr(notebook_cells, "_main", types.ModuleType("__main__"))
+    for name, value in {"losses": [1], "lot": 2, "_low": 3, "os": os, "strange": _Strange()}.items():
+        notebook_cells.set_variable(name, value)
+    complete = notebook_cells.complete_name
+    assert complete("lo") == ["losses", "lot"] and complete("_lo") == ["_low"]
+    assert complete("losses.app") == ["losses.append"] and complete("os.path.joi") == ["os.path.join"]
+    assert complete("strange.") == complete("strange.asked.") == complete("nothing.") == complete("os.nothing.x") == []
+    assert notebook_cells.list_variables() == ["losses", "lot", "strange"]

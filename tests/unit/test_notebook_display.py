@@ -1,11 +1,11 @@
 """The output of a gang in a notebook, as its ranks print and while they work, and the errors of its ranks."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from jaxrun.frontends.gang.call_events import Printed
 from jaxrun.frontends.gang.gang_errors import RemoteFailure

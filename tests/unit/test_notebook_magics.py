@@ -3,9 +3,10 @@
 import pytest
 from fakes import EndedCall, RankWorker, Shell
 
+from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.gang_errors import GangError, GangStartError, RemoteError, RemoteFailure
 from jaxrun.frontends.gang.spec import GangSpec
-from jaxrun.frontends.notebook import magics
+from jaxrun.frontends.notebook import completion, magics
 from jaxrun.frontends.notebook.arguments import parse_arguments
 
 
@@ -16,6 +17,8 @@ def happened(monkeypatch):
 
     class Gang:
         fails = False
+        healthy = False
+        variables = ()
 
         def __init__(self, processes, platform="cpu"):
             found.append(f"start {processes}")
@@ -30,6 +33,10 @@ def happened(monkeypatch):
                 raise GangError("stopped")
             return [RankWorker(platform=self.platform)]
 
+        def run(self, function):
+            assert function.name == "list_variables"
+            return [self.variables, self.variables[:1]]
+
         def close(self):
             found.append(f"end {self.processes}")
             self.closed = True
@@ -40,6 +47,7 @@ def happened(monkeypatch):
             raise GangStartError("too many")
 
     monkeypatch.setattr(magics, "Gang", Gang)
+    monkeypatch.setattr(magics, "is_ready", lambda gang: gang.healthy)
     monkeypatch.setattr(magics, "check_start", check)
     yield found
     Gang.fails = False
@@ -86,6 +94,81 @@ def test_a_closed_gang_counts_as_no_gang(happened):
     assert magics._find_gang(shell) is None
     start(shell, 3)
     assert happened == ["start 2", "end 2", "start 3"] and magics._find_gang(shell).processes == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "lost"), [((), ""), (("b", "a"), "a, b"), ([f"v{n}" for n in range(12)], "v0, v1, v10, …")]
+)
+def test_a_gang_with_variables_is_replaced_by_a_line_that_names_them_but_by_no_cell(happened, capsys, variables, lost):
+    shell = shell_with()
+    present = shell.user_ns["gang"]
+    present.healthy, present.variables = True, variables
+    if lost:
+        with pytest.raises(UsageError, match=r"replace the gang that runs .* variables would be lost: "):
+            magics._run_cell(shell, parse_arguments("-n 3"), "1")
+    assert happened == ["start 2"] and not capsys.readouterr().out
+    start(shell, 3)
+    shown = capsys.readouterr().out
+    assert ("variables are lost: " in shown) == bool(lost) and all(name in shown for name in lost.split(", ")[:3])
+    assert happened[1:] == ["start 3", "end 2"]
+
+
+# ---- completion
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("%gang st", ["stop"]),
+        ("%gang ", ["restart", "stop"]),
+        ("%%gang st", []),
+        ("%gang -n 2 st", []),
+        ("%gang --lock", ["--lockstep"]),
+        ("%gang -n 4 --backend ss", ["ssh"]),
+        ("%gang --backend=ss", ["ssh"]),
+        ("%gang -n 4 --timeo", []),
+        ("%%gang --timeo", ["--timeout"]),
+        ("%%gang --ra", ["--rank"]),
+        ("%gang --en", ["--env", "--env-file"]),
+    ],
+)
+def test_a_line_of_gang_completes_actions_options_and_values(line, found):
+    assert completion.complete(line, line, None)[1] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("print(lo", "lo"),
+        ("x = np.lin", "np.lin"),
+        ("a[b].c", ""),
+        ("2x", ""),
+        ("f('da", ""),
+        ("%mat", ""),
+        ("!ls", ""),
+        ("x.", "x."),
+        ("", ""),
+    ],
+)
+def test_the_name_at_the_end_of_a_line_is_completed(text, name):
+    assert completion.find_name(text) == name
+
+
+def test_names_are_completed_in_cells_of_a_gang_that_is_ready_only(monkeypatch):
+    class Asked:
+        def run(self, function, name, timeout):
+            assert (function.name, name) == ("complete_name", "lo") and timeout <= 1
+            return [["losses"], ["losses", "lot"]]
+
+    ready = [True]
+    monkeypatch.setattr(completion, "is_ready", lambda gang: ready[0])
+    cell = "%%gang --rank 0\nprint(lo"
+    assert completion.complete("print(lo", cell, Asked()) == ("lo", ["losses", "lot"])
+    assert completion.complete("print(lo", "print(lo", Asked()) == ("", [])
+    assert completion.complete("print(lo", cell, None) == ("", [])
+    ready.clear()
+    ready.append(False)
+    assert completion.complete("print(lo", cell, Asked()) == ("lo", [])
 
 
 def failure(rank, error):

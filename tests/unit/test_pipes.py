@@ -84,6 +84,18 @@ def test_the_first_output_of_a_rank_is_recorded_once(setup):
     assert setup.first == [1, 0]
 
 
+def test_what_a_native_library_writes_and_nobody_is_shown_is_no_output_of_the_rank(setup):
+    for piece in (b"[Gloo] Rank ", b"0", b" is connected to ", b"1", b" peer ranks. "):
+        setup.write(0, "out", piece)
+        setup.pipes.read_ready()
+    setup.write(0, "out", b"Expected number of connected peer ranks is : 1\n")
+    setup.pipes.read_ready()
+    assert setup.first == [] and setup.output.written[0, "out"].startswith(b"[Gloo] Rank 0")
+    setup.write(0, "out", b"loss 0.5")
+    setup.pipes.read_ready()
+    assert setup.first == [0]
+
+
 def test_a_closed_stream_has_no_output_and_ends_once(setup):
     setup.close_stream(0, "out")
     setup.pipes.read_ready()

@@ -3,10 +3,10 @@
 import json
 import resource
 import shlex
-from dataclasses import asdict, fields
 from importlib import import_module
 
 import pytest
+from msgspec.structs import asdict, fields
 
 from jaxrun.cli.click_options import parameters
 from jaxrun.cli.main import main
@@ -14,12 +14,14 @@ from jaxrun.controller.supervisor.run_job import check_limits
 from jaxrun.errors import UsageError
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.settings import WorkerSettings
+from jaxrun.records.job_file import format_job_file
+from jaxrun.records.rundir.recorded_files import RecordedLauncher
 from jaxrun.spec.backends import ATTACH, BACKENDS, HOST_OPTIONS, HOSTS, Backend, understands
 from jaxrun.spec.backends.planning import make_plan
 from jaxrun.spec.job.combinations import check_options
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.option_declaration import options_of
-from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker, to_json
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 from jaxrun.spec.job.render import plan_summary, render_plan
 
 
@@ -74,16 +76,20 @@ def test_variables_that_change_are_shown_once_or_rank_by_rank():
     assert "removes: JAX_PROCESS_ID" in text and "note: a remark" in text
 
 
-@pytest.mark.parametrize("show", [lambda plan: render_plan(plan, {}), to_json], ids=["render", "to_json"])
+def job_file(plan):
+    return format_job_file(plan, RecordedLauncher())
+
+
+@pytest.mark.parametrize("show", [lambda plan: render_plan(plan, {}), job_file], ids=["render", "job_file"])
 def test_secrets_are_not_shown(show):
     text = show(_plan())
     assert "hunter2" not in text and "HF_TOKEN" in text and "***" in text
 
 
 def test_a_plan_is_json_with_names_that_are_no_unicode_too():
-    content = json.loads(to_json(_plan(argv=("python", "\udcff"))))
+    content = json.loads(job_file(_plan(argv=("python", "\udcff"))))
     assert content["argv"] == ["python", "\udcff"]
-    assert (content["processes"], content["hosts"], content["platform"]) == (4, ["h1", "h2"], "cpu")
+    assert (content["processes"], content["hosts"], content["options"]["platform"]) == (4, ["h1", "h2"], "cpu")
     assert content["workers"][3]["local_rank"] == 1
 
 
@@ -103,20 +109,26 @@ def test_the_shape_of_a_job_is_one_line(changes, expected):
 def test_workers_settings_are_equal_in_the_job_in_their_environment_and_in_job_json():
     told = WorkerSettings(
         lockstep="off", make_mesh="jax", compile="each", compile_cache="/c", stdin="none",
-        verbose=True, torch_env=True, pdb=True, init_timeout=5.0, coordinator_tls="on"
+        verbose=True, torch_env=True, expand_args=True, pdb=True, init_timeout=5.0, coordinator_tls="on"
     )  # fmt: skip
     other = WorkerSettings(debug_post_mortem=True)  # contradicts pdb
-    names = {field.name for field in fields(told) for one in (told, other) if getattr(one, field.name) != field.default}
+    third = WorkerSettings(keep_survivors=True)  # contradicts both
+    names = {
+        field.name
+        for field in fields(told)
+        for one in (told, other, third)
+        if getattr(one, field.name) != field.default
+    }
     assert names == {field.name for field in fields(WorkerSettings)}
     worker = _worker(0, local_device_ids=(3,), cpus=(1,), simulated_boot_id="x")
-    for settings in (WorkerSettings(), other, told):
+    for settings in (WorkerSettings(), other, third, told):
         plan = _plan(job=Job(program=("p",), **asdict(settings)), workers=(worker,))
         assert plan.job.worker_settings == settings
         env = plan.worker_env(worker, run_dir="/runs/1")
         assert WorkerEnv.from_env({**plan.base_env({}), **env.to_env()}) == env
     assert (env.size, env.local_device_ids, env.cpus, env.run_dir) == (1, (3,), (1,), "/runs/1")
     assert asdict(told).items() <= asdict(env).items()
-    assert asdict(told).items() <= json.loads(to_json(plan)).items()
+    assert asdict(told).items() <= json.loads(job_file(plan))["options"].items()
 
 
 # ---- limits that a job would exceed are told before anything is made
@@ -213,7 +225,7 @@ def test_a_new_backend_is_one_file_and_one_line(pbs, tmp_path, monkeypatch, caps
     assert [worker.host for worker in plan.workers] == ["h1", "h1", "h2", "h2"]
     assert plan.launch_command.title == "mpiexec in PBS job 7.ctl"
     options = {parameter.name: parameter for parameter in parameters()}
-    choices = options["backend"].type.choices
+    choices = options["backend"].declared.kind.choices
     assert options["backend"].metavar == "local|mpirun|ssh|slurm|kubernetes|pbs" and "pbs" in choices
     assert options["hosts"].help.startswith(
         "How many hosts to run on, with mpirun, ssh, slurm, kubernetes, pbs or --host-rank"

@@ -59,7 +59,7 @@ def test_all_arguments_of_the_mark_are_read():
         ({"timeout": "3"}, "above 0"),
         ({"timeout": float("nan")}, "above 0"),
         ({"env": {"A": 1}}, "names of variables to strings"),
-        ({"lockstep": "of"}, "lockstep='of'.*off, record, fail, strict"),
+        ({"lockstep": "of"}, "lockstep='of'.*off, record, check, fail, strict"),
         ({"dies": 2}, "of 0 to 1"),
         ({"dies": "1"}, "of 0 to 1"),
     ],

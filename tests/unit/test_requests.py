@@ -4,6 +4,7 @@ import pytest
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, calls_per_step, plan_profile
+from jaxrun.controller.head import requests
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
@@ -66,6 +67,30 @@ def test_how_many_calls_a_step_has_is_known_from_recorders_that_were_read_for_an
     job.wait(5.0)
     job.handle(Requested("1", OverviewRequest())).wait(0.2)
     assert overview(job).calls_per_step == 2
+
+
+# ---- a fault in jaxrun
+
+
+def fail(*args, **more):
+    raise OverflowError("too large")
+
+
+def test_a_request_that_fails_in_jaxrun_is_answered_with_the_error_and_the_job_continues(job, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "plan_profile", fail)
+        ask(job)
+    assert last_answer(job).state is AnswerState.REFUSED
+    assert "OverflowError: too large (test_requests.py:" in last_answer(job).text
+    ask(job, "2")
+    assert last_answer(job).state is AnswerState.PROGRESS and job.head.phase is JobPhase.RUNNING
+
+
+def test_a_question_whose_replies_cannot_be_used_is_answered_with_the_error(job, monkeypatch):
+    monkeypatch.setattr(requests, "steps_in", fail)
+    job.handle(Requested("1", OverviewRequest())).wait(0.2)
+    assert "jaxrun failed at this request: OverflowError" in last_answer(job).text
+    assert job.head.phase is JobPhase.RUNNING
 
 
 # ---- profiles

@@ -35,6 +35,7 @@ USED_UP, ALL_USED = (
     f"{which} used up, and no step has been saved since" for which in ("the one restart is", "all 3 restarts are")
 )
 BUG = "it raised ValueError at a:1 twice in a row, and saved no step in between: that is a bug, not bad luck"
+OUT_OF_STEP = summarize_end(JobOutcome(EndReason.OUT_OF_STEP), has_run_before=False)
 STEPS = [saved(10), saved(20), saved(30), saved(40), saved(50)]
 SIGNAL_TWICE = "it was killed by SIGKILL (9) twice in a row, and saved no step in between: that is a bug, not bad luck"
 # The attempts, the options, and the decision: a restart says how many attempts there may be.
@@ -45,6 +46,7 @@ DECISIONS = {
     "each with a later step": (STEPS, {"most": 1}, Restart(6)),
     "no --max-restarts": ([KILLED], {"most": 0}, Stop()),
     "success": ([KILLED, AttemptEnd(EndReason.OK)], {}, Stop()),
+    "out of step": ([OUT_OF_STEP], {}, Stop("the program has run to its end")),
     "the one restart is used up": ([LOST, LOST], {"most": 1}, Stop(USED_UP)),
     "all restarts are used up": ([LOST, KILLED, LOST, STALL], {}, Stop(ALL_USED)),
     "a later step begins the count anew": ([LOST, LOST, saved(10, None), LOST], {"most": 2}, Restart(5)),

@@ -5,11 +5,11 @@ import json
 import os
 import re
 import shutil
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.analysis.verdict.verdict import Verdict, to_json
 from jaxrun.errors import UsageError
@@ -63,7 +63,8 @@ def test_the_default_has_a_sortable_name_and_is_the_latest(tmp_path):
     assert made(tmp_path).name == "1120-2142-train-2"
     assert made(tmp_path).name == "1120-2142-train-3"
     assert os.path.samefile(tmp_path / "jaxrun-runs" / "latest", tmp_path / "jaxrun-runs" / "1120-2142-train-3")
-    assert [path.name for path in first.parent.iterdir() if path.name.startswith(".")] == [".gitignore"]
+    hidden = sorted(path.name for path in first.parent.iterdir() if path.name.startswith("."))
+    assert hidden == [".gitignore", ".numbers"]
 
 
 def test_what_is_there_already_in_place_of_the_link_and_of_gits_list_stays(tmp_path):
@@ -72,7 +73,7 @@ def test_what_is_there_already_in_place_of_the_link_and_of_gits_list_stays(tmp_p
     (collection / "latest").mkdir(parents=True)
     made(tmp_path)
     assert (collection / ".gitignore").read_text() == "*\n"
-    assert sorted(path.name for path in collection.iterdir()) == [".gitignore", "1120-2142-train", "latest"]
+    assert sorted(path.name for path in collection.iterdir()) == [".gitignore", ".numbers", "1120-2142-train", "latest"]
     (collection / ".gitignore").write_text("!mine\n")
     made(tmp_path)
     assert (collection / "latest").is_dir() and (collection / ".gitignore").read_text() == "!mine\n"
@@ -287,12 +288,12 @@ def test_a_job_continues_in_its_directory_unless_it_runs_or_has_ended_well(tmp_p
     assert find_requeued(run, tmp_path, "token 1") == run and find_requeued(run, tmp_path, "token 2") is None
     assert directory.claim()
     refused = []
-    later, attempt = continue_job(run, claim=lambda one: refused.append(not one.claim()))
+    later, attempt, earlier = continue_job(run, claim=lambda one: refused.append(not one.claim()))
     later.close()
-    assert refused == [True] and attempt == 2
+    assert refused == [True] and (attempt, earlier) == (2, ())
     directory.close()
-    later, _ = continue_job(run, claim=RunDir.claim)
-    with_it, _ = continue_job(run, claim=lambda one: refused.append(not one.claim()))
+    later, *_ = continue_job(run, claim=RunDir.claim)
+    with_it, *_ = continue_job(run, claim=lambda one: refused.append(not one.claim()))
     assert refused == [True, True]  # the one that continues has it, too
     with_it.close()
     later.close()
@@ -300,3 +301,6 @@ def test_a_job_continues_in_its_directory_unless_it_runs_or_has_ended_well(tmp_p
         verdict = Verdict("ok" if exit_code == 0 else "failed", exit_code, {}, headline="", startup=0.0, run=0.0)
         (run / "verdict.json").write_text(to_json(verdict))
         assert find_requeued(run, tmp_path, "token 1") == wanted
+    later, _, earlier = continue_job(run)
+    later.close()
+    assert earlier == (verdict,)

@@ -5,22 +5,28 @@ import os
 import re
 import tempfile
 import time
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 
+import click
 import pytest
 from chrome_format import check_trace
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
+from jaxrun.analysis.verdict.goodput_text import Goodput
 from jaxrun.analysis.verdict.verdict import Verdict, to_json
+from jaxrun.cli.click_options import RunDirectory
 from jaxrun.cli.main import main
 from jaxrun.errors import UsageError
 from jaxrun.frontends.job_page.page import write_page
 from jaxrun.protocol.agent_messages import WorkerSpawned
+from jaxrun.protocol.worker_messages import WorkerStage
 from jaxrun.records.event_log.event_log import LOGGED_TYPES, LoggedEvent, format_line
 from jaxrun.records.history.explain import explain_run, write_trace
-from jaxrun.records.rundir.jobs import clean, format_cleaned, format_jobs, latest_job, list_jobs
+from jaxrun.records.rundir import job_numbers
+from jaxrun.records.rundir.jobs import clean, find_job, format_cleaned, format_jobs, list_jobs, read_job
 from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.records.rundir.running_job import find_running_job
 from jaxrun.terminal import TerminalFormat, without_controls
@@ -36,11 +42,22 @@ def collection(tmp_path, monkeypatch):
     return path
 
 
+def names(collection):
+    """The run directories that are left; the directory of the jobs' numbers stays."""
+    return {path.name for path in collection.iterdir()} - {job_numbers.NUMBERS_DIR}
+
+
+def number_run_dir(collection, name):
+    directory = os.open(collection, os.O_RDONLY)
+    job_numbers.assign(directory, name)
+    os.close(directory)
+
+
 @pytest.fixture
 def job(collection):
     """job(NAME, AGE, …): a run directory as a job leaves it that started AGE seconds ago."""
 
-    def make(name, age, *, outcome="ok", code=0, host=HERE, pid=1):
+    def make(name, age, *, outcome="ok", code=0, host=HERE, pid=1, headline=""):
         path = collection / name
         path.mkdir()
         (path / "events.jsonl").write_text("{}\n")
@@ -48,9 +65,11 @@ def job(collection):
         (path / "job.json").write_text(json.dumps({"program": ["train.py", "a"], "processes": 2, **launcher}))
         if outcome:
             times = {"startup": 0.5, "run": 1.5, "stopping": None}
-            (path / "verdict.json").write_text(to_json(Verdict(outcome, code, {0: "h1", 1: "h1"}, **times)))
+            verdict = Verdict(outcome, code, {0: "h1", 1: "h1"}, headline=headline, **times)
+            (path / "verdict.json").write_text(to_json(verdict))
         for file in path.iterdir():
             os.utime(file, (time.time() - age,) * 2)
+        number_run_dir(collection, name)
         return path
 
     return make
@@ -66,7 +85,7 @@ def test_each_job_is_listed_with_how_it_ended(job, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert " ".join(lines[0].split()) == "job run directory started took processes how it went program"
     assert [line.split()[:2] for line in lines[1:]] == [
-        [str(5 - number), name] for number, name in enumerate(("b", "a", "killed", "far", "now"))
+        [str(number + 1), name] for number, name in enumerate(("b", "a", "killed", "far", "now"))
     ]
     states = ("done", "failed, exit 7", "killed with its launcher", "running, or killed, on h9", "running")
     columns = [re.split(r"  +", line)[-3:-1] for line in lines[1:]]
@@ -74,6 +93,20 @@ def test_each_job_is_listed_with_how_it_ended(job, capsys):
     assert "2.0 s" in lines[1] and lines[1].endswith("train.py a")
     for name, message in (("killed", "is gone, and left no verdict"), ("far", "the launcher of this job runs on h9")):
         assert main(["stacks", f"jaxrun-runs/{name}"]) == 2 and message in capsys.readouterr().err
+
+
+def test_a_job_that_failed_is_listed_with_its_cause_as_far_as_there_is_room(job, capsys):
+    cause = "rank 1 of 2 raised ValueError: bad\nrecord, and AssertionError while it handled that, 9.1 s into the run."
+    path = job("broken", 10, outcome="failed", code=1, headline=cause)
+    job("well", 5)
+    assert main(["list"]) == 0
+    heading, broken, well = capsys.readouterr().out.splitlines()
+    assert heading.split()[-2:] == ["program", "why"] and well.endswith("train.py a")
+    shown = " ".join(cause.split())[:79]
+    assert broken.endswith(f"  failed, exit 1  train.py a  {shown}…")
+    jobs = [read_job(path)]
+    assert {len(line) for line in format_jobs(jobs, 120).splitlines()[1:]} == {120}
+    assert format_jobs(jobs, 40).endswith("  rank 1 of 2 raised …") and format_jobs(jobs, 900).endswith("into the run.")
 
 
 def line_with(lines, word):
@@ -109,11 +142,38 @@ def test_a_number_stands_for_the_job_that_has_it_in_the_list(job, collection, ca
     job("old", 300)
     job("new", 100, outcome="failed", code=7)
     shown = Path("jaxrun-runs")
-    assert latest_job(1) == shown / "new" and latest_job(2) == shown / "old"
-    assert main(["top", "2"]) == 2 and f"the job of {shown / 'old'} is over" in capsys.readouterr().err
-    assert main(["explain", "3"]) == 2 and "there is no job 3" in capsys.readouterr().err
-    (collection.parent / "3").mkdir()
-    assert latest_job(3) is None
+    assert find_job("1") == shown / "old" and find_job("2") == shown / "new"
+    job("newest", 10)
+    assert find_job("1") == shown / "old" and find_job("3") == find_job("newest") == shown / "newest"
+    assert main(["top", "1"]) == 2 and f"the job of {shown / 'old'} is over" in capsys.readouterr().err
+    for word in ("4", "newst"):
+        assert main(["explain", word]) == 2 and f"there is no job {word} in jaxrun-runs" in capsys.readouterr().err
+    (collection.parent / "4").mkdir()
+    assert find_job("4") is None and find_job("jaxrun-runs/old") is None
+
+
+def test_a_number_stays_with_its_job_and_no_later_job_gets_it(job, collection, capsys):
+    for age, name in enumerate(("a", "b", "c")):
+        job(name, 300 - age)
+    assert main(["clean", "--keep", "0"]) == 0
+    assert os.listdir(collection / job_numbers.NUMBERS_DIR) == ["3"]
+    job("d", 10)
+    assert job_numbers.read_numbers(collection) == {"c": 3, "d": 4}
+    (collection / "of-an-older-jaxrun").mkdir()
+    (collection / "of-an-older-jaxrun" / "job.json").write_text("{}")
+    assert main(["status"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["4", "of-an-older-jaxrun"]
+
+
+def test_a_shell_completes_the_jobs_by_number_and_name_the_newest_first(job):
+    job("old", 300)
+    job("new", 10, outcome="failed", code=7)
+    given = RunDirectory(exists=True)
+    context = click.Context(click.Command("jaxrun explain"))
+    found = given.shell_complete(context, click.Argument(["run_dir"]), "")
+    assert [item.value for item in found] == ["2", "new", "1", "old"]
+    assert found[0].help == "train.py a: failed, exit 7"
+    assert [item.value for item in given.shell_complete(context, click.Argument(["run_dir"]), "o")] == ["old"]
 
 
 def test_the_newest_are_kept_and_those_that_may_run(job, collection, capsys):
@@ -135,14 +195,14 @@ def test_the_newest_are_kept_and_those_that_may_run(job, collection, capsys):
     said = capsys.readouterr().out
     assert "deleted 3 of 8 run directories in jaxrun-runs (" in said
     assert "kept jaxrun-runs/now: running" in said and "kept jaxrun-runs/far: running, or killed, on h9" in said
-    left = {path.name for path in collection.iterdir()}
+    left = names(collection)
     assert left == {"done-1", "done-2", "far", "starting", "now", "mine", "latest"}
 
 
 def test_a_link_to_the_latest_does_not_outlive_it(job, collection):
     job("only", 10)
     (collection / "latest").symlink_to("only")
-    assert main(["clean", "--keep", "0"]) == 0 and list(collection.iterdir()) == []
+    assert main(["clean", "--keep", "0"]) == 0 and names(collection) == set()
 
 
 def test_a_directory_that_cannot_be_deleted_is_reported_and_the_others_are_deleted(job, collection, monkeypatch):
@@ -159,7 +219,7 @@ def test_a_directory_that_cannot_be_deleted_is_reported_and_the_others_are_delet
     done = clean(*list_jobs(collection), 0, dry_run=False)
     assert done.failed == {collection / "stays": "Permission denied"} and done.deleted == (collection / "goes",)
     assert f"cannot delete {collection / 'stays'}: Permission denied" in format_cleaned(done)
-    assert [path.name for path in collection.iterdir()] == ["stays"]
+    assert names(collection) == {"stays"}
 
 
 @pytest.mark.parametrize("inside", ["", "jaxrun-runs", "jaxrun-runs/a"])
@@ -239,16 +299,18 @@ ODD = st.recursive(
 )
 NAMES = st.dictionaries(st.sampled_from(["0", "1", "5"]), TEXTS, max_size=2)
 OF_TYPE = {
-    "str": TEXTS,
-    "int": st.integers(-9, 300),
-    "float": st.floats(0, 1e9),
-    "float | None": st.none() | st.floats(0, 1e9),
-    "tuple[int, ...]": st.lists(st.integers(0, 5), max_size=2),
-    "tuple[str, ...]": st.lists(TEXTS, max_size=2),
-    "Mapping[int, str]": NAMES,
-    "tuple[Verdict, ...]": st.just([]),
+    str: TEXTS,
+    int: st.integers(-9, 300),
+    float: st.floats(0, 1e9),
+    float | None: st.none() | st.floats(0, 1e9),
+    tuple[int, ...]: st.lists(st.integers(0, 5), max_size=2),
+    tuple[str, ...]: st.lists(TEXTS, max_size=2),
+    Mapping[int, str]: NAMES,
+    tuple[Verdict, ...]: st.just([]),
+    Goodput | None: st.none()
+    | st.fixed_dictionaries({"total_us": st.integers(0, 10**9), "parts_us": st.just({"steps": 5})}),
 }
-PLAUSIBLE = st.fixed_dictionaries({field.name: OF_TYPE[str(field.type)] for field in fields(Verdict)})
+PLAUSIBLE = st.fixed_dictionaries({field.name: OF_TYPE[field.type] for field in fields(Verdict)})
 OUTCOMES = st.sampled_from(["ok", "failed", "timeout", "early-exit", "no outcome"])
 VERDICTS = st.builds(
     lambda content, outcome, odd: {**content, "format": 1, "outcome": outcome, **odd},
@@ -257,16 +319,16 @@ VERDICTS = st.builds(
     st.dictionaries(st.sampled_from([field.name for field in fields(Verdict)]), ODD, max_size=1),
 )
 FIELDS = OF_TYPE | {
-    "bool": st.booleans(),
-    "float": NUMBERS | st.floats(0, 1e9),
-    "tuple[tuple[float, ...], ...]": st.just([[1.0, 2.0, 30]]) | st.just([[1.0]]),
-    "WorkerStage": st.just("program"),
+    bool: st.booleans(),
+    float: NUMBERS | st.floats(0, 1e9),
+    tuple[tuple[float, ...], ...]: st.just([[1.0, 2.0, 30]]) | st.just([[1.0]]),
+    WorkerStage: st.just("program"),
 }
 
 
 def logged(kind):
     """Lines of the log with messages of this type, in which one field may be anything."""
-    content = {field.name: FIELDS.get(str(field.type), st.just({})) for field in fields(kind)}
+    content = {field.name: FIELDS.get(field.type, st.just({})) for field in fields(kind)}
     odd = st.dictionaries(st.sampled_from(["rank", *content]), ODD, max_size=1)
     event = st.builds(lambda values, odd: {"type": kind.__name__, **values, **odd}, st.fixed_dictionaries(content), odd)
     more = {"to": st.lists(st.integers(0, 5), max_size=2) | ODD}

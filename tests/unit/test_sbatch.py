@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,9 @@ HERE = "/home/me/my project"
 WRITTEN = "#!/bin/bash\n# Written by jaxrun.\n#SBATCH --output=x.out\n#SBATCH --time=5\nexec true\n"
 
 
-def make(*options, program=("train.py",), directory=HERE, file="job.sh", **request):
+def make(program=("train.py",), directory=HERE, file="job.sh", **request):
     job = Job(program=program, backend="slurm", **request)
-    return sbatch.sbatch_script(job, ["--backend", "slurm", *options, *program], directory=directory, file=file)
+    return sbatch.sbatch_script(job, directory=directory, file=file)
 
 
 def directives(text):
@@ -72,40 +73,38 @@ def test_the_shape_follows_from_what_is_given(request_, shape):
 
 
 def test_its_last_line_alone_is_a_command_the_same_one_in_place_of_the_shell():
-    text = make("-n", "4", "--tag", "a 'b'", program=("my train.py", "--submit", "$HOME", "it's", ""), processes=4)
-    assert command(text) == ["exec", sys.executable, "-m", "jaxrun", "--backend", "slurm", "-n", "4",
-                             "--tag", "a 'b'", "my train.py", "--submit", "$HOME", "it's", ""]  # fmt: skip
+    text = make(processes=4, tag="a 'b'", program=("my train.py", "--submit", "$HOME", "it's", ""))
+    assert command(text) == ["exec", sys.executable, "-m", "jaxrun", "--processes=4", "--backend=slurm",
+                             "--tag=a 'b'", "my train.py", "--submit", "$HOME", "it's", ""]  # fmt: skip
     lines = make(hosts=2, time_limit="1-0").splitlines()
     assert [line for line in lines if line and not line.startswith("#")] == lines[-1:]
     assert all(len(line) <= 120 for line in lines[:-1])
 
 
 def test_options_of_the_script_are_not_repeated():
-    options = ["--submit", "--sbatch", "x.sh", "--partition=gpu", "--time", "10", "--account", "me", "-N", "2"]
-    slurm_args = ["--slurm-args", "--mem=1G --mpi=pmix", "--slurm_args=-l"]
-    words = ("--mem=1G", "--mpi=pmix", "-l")
-    made = command(make(*options, *slurm_args, hosts=2, partition="gpu", slurm_args=words))
-    assert made[4:] == ["--slurm-args=--mpi=pmix -l", "--backend", "slurm", "-N", "2", "train.py"]
+    replaced = {"submit": True, "sbatch": Path("x.sh"), "partition": "gpu", "time_limit": "10", "account": "me"}
+    made = command(make(hosts=2, slurm_args=("--mem=1G", "--mpi=pmix", "-l"), **replaced))
+    assert made[4:] == ["--hosts=2", "--backend=slurm", "--slurm-args=--mpi=pmix -l", "train.py"]
 
 
 def test_a_secret_is_passed_on_by_its_name_unless_the_environment_may_not_reach_the_job():
-    options = ["--env", "HF_TOKEN=hf_123", "--env=DB=postgres://me:pw@h1/x", "--env", "DEBUG=1", "--env", "AWS_SECRET"]
+    given = ("HF_TOKEN=hf_123", "DB=postgres://me:pw@h1/x", "DEBUG=1", "AWS_SECRET")
     program = ("train.py", "--env", "API_KEY=kept")
-    text = make(*options, program=program)
-    expected = ["--env", "HF_TOKEN", "--env=DB", "--env", "DEBUG=1", "--env", "AWS_SECRET"]
-    assert command(text)[6:] == [*expected, *program]
+    text = make(assignments=given, env_files=(Path("more.env"),), program=program)
+    expected = ["--env=HF_TOKEN", "--env=DB", "--env=DEBUG=1", "--env=AWS_SECRET", "--env-file=more.env"]
+    assert command(text)[5:] == [*expected, *program]
     assert "hf_123" not in text and "pw" not in text and "# Set HF_TOKEN in that shell" in text
-    secrets = sbatch.find_secrets(Job(program=program, backend="slurm"), [*options, *program])
+    secrets = sbatch.find_secrets(Job(program=program, backend="slurm", assignments=given))
     assert secrets == {"HF_TOKEN": "hf_123", "DB": "postgres://me:pw@h1/x"}
-    text = make("--env", "HF_TOKEN=hf_123", slurm_args=("--export=NONE",))
-    assert "HF_TOKEN=hf_123" in command(text) and "# Set" not in text
+    text = make(assignments=given, slurm_args=("--export=NONE",))
+    assert "--env=HF_TOKEN=hf_123" in command(text) and "# Set" not in text
 
 
 def test_options_for_srun_only_are_not_passed_to_sbatch():
     asked = make(slurm_args=("--mpi", "pmix", "--constraint", "a&b", "--wait=5", "-l", "--qos=x"))
     assert {"--constraint", "a&b", "--qos=x"} <= set(directives(asked))
     assert not {"--mpi", "pmix", "--wait=5", "-l"} & set(directives(asked))
-    assert command(asked)[4] == "--slurm-args=--mpi pmix --wait=5 -l"
+    assert command(asked)[5] == "--slurm-args=--mpi pmix --wait=5 -l"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_the_users_own_options_are_not_contradicted(words, gone):
 
 
 def test_a_name_may_need_quotes():
-    text = make("-n", "4", tag='it\'s a "run" # 3', file="my job.sh", program=("my 'train'.py",), hosts=2)
+    text = make(tag='it\'s a "run" # 3', file="my job.sh", program=("my 'train'.py",), hosts=2)
     assert directives(text)[0] == '--job-name=it\'s a "run" # 3'
     assert "sbatch 'my job.sh'" in text and text.startswith("#!/bin/bash\n" + MARK)
     assert directives(make(program=("/a/b/train.py",)))[0] == "--job-name=train"
@@ -155,9 +154,9 @@ def test_there_is_notice_of_the_end_unless_the_job_is_too_short_for_it(request_,
 
 
 def test_a_job_that_goes_on_is_warned_by_sigusr2_early_enough_to_be_started_again():
-    text = make("--requeue", requeue=True, time_limit="4:00:00", grace=100.0)
+    text = make(requeue=True, time_limit="4:00:00", grace=100.0)
     assert {"--requeue", "--open-mode=append", "--signal=B:USR2@115"} <= set(directives(text))
-    assert command(text)[-5:] == ["jaxrun", "--backend", "slurm", "--requeue", "train.py"]
+    assert command(text)[-5:] == ["jaxrun", "--backend=slurm", "--requeue", "--grace=100", "train.py"]
     with pytest.raises(UsageError, match="--time 1 is too short for --requeue"):
         make(requeue=True, time_limit="1")
 

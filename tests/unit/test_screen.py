@@ -111,6 +111,29 @@ def test_a_progress_bar_that_was_shown_is_drawn_anew(overwrites, between):
     assert screen == b"a: 50%" + between + b"a: 60%" + between + b"a: 100%\n"
 
 
+def test_on_a_terminal_whole_lines_of_others_go_above_an_unfinished_line():
+    screen = Interleaver(overwrites=True)
+    shown = screen.render(0, b"[0] ", b"loss ")
+    shown += screen.render(1, b"[1] ", b"one\ntwo\n")
+    shown += screen.render(0, b"[0] ", b"of step 3: ")
+    shown += screen.render(1, b"[1] ", b"three\n")
+    shown += screen.render(0, b"[0] ", b"3.25\n")
+    assert _as_seen(shown) == ["[1] one", "[1] two", "[1] three", "[0] loss of step 3: 3.25"]
+
+
+@pytest.mark.parametrize(("line", "other"), [(b"x" * 80, b"whole\n"), (b"loss ", b"also unfinished ")])
+def test_on_a_terminal_a_line_that_cannot_be_drawn_again_is_ended(line, other):
+    screen = Interleaver(overwrites=True)
+    shown = screen.render(0, b"[0] ", line) + screen.render(1, b"[1] ", other)
+    assert _as_seen(shown)[:2] == [f"[0] {line.decode()}", f"[1] {other.decode().rstrip(chr(10))}"]
+    assert b"\r" not in shown
+
+
+def _as_seen(shown):
+    """The lines of a terminal after these bytes."""
+    return [line.rpartition("\r\x1b[K")[2] for line in shown.decode().removesuffix("\n").split("\n")]
+
+
 def test_a_bar_that_is_done_where_it_was_shown_ends_its_line():
     lines, interleaver = LineBuffer(), Interleaver()
     lines.feed(b"100%\r")
@@ -208,3 +231,13 @@ def test_a_usage_error_of_several_ranks_is_one_text_and_what_else_they_print_is_
     assert usage.hold(4, "err", b"usage: x.py [-h]\n", 9.0) and usage.hold(4, "err", bytes(100_000), 9.1)
     assert usage.due == float("-inf")
     assert shared_prefix([0, 1, 2, 5]) == b"[0-2,5] "
+
+
+def test_for_a_terminal_what_moves_the_cursor_is_left_out_and_colours_stay():
+    lines = LineBuffer()
+    assert lines.feed(b"\x1b[2Ka\x1b[?25l\n") == b"\x1b[2Ka\x1b[?25l\n"  # for a pipe
+    lines.drops_cursor = True
+    assert lines.feed(b"\x1b[2K\x1b[1;31mred\x1b[0m\x1b[1A\x1b[?2") == b"" and lines.feed(b"5l\n\x1b[?25h") == (
+        b"\x1b[1;31mred\x1b[0m\n"
+    )
+    assert not lines.has_partial and lines.finish() == b""

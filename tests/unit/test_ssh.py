@@ -23,6 +23,14 @@ ENVIRON = {"PATH": "/usr/bin:/bin", "HF_TOKEN": "hunter2"}
 RESTARTS = {"max_restarts": 1}
 
 
+@pytest.fixture(autouse=True)
+def ssh_on_path(tmp_path_factory, monkeypatch):
+    """A file "ssh" is on PATH: these tests start none, and run also on machines without it."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "ssh").touch(0o755)
+    monkeypatch.setitem(ENVIRON, "PATH", f"{folder}:/usr/bin:/bin")
+
+
 def planned(**request):
     return plan(Job(program=("train.py",), backend="ssh", **request), ENVIRON, ID)
 

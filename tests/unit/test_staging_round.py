@@ -1,9 +1,9 @@
 """--stage: what the head orders, and what starts from a copy."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from simulation import make_registry, report
 
 from jaxrun.controller.head.consistency import Expected
@@ -92,7 +92,7 @@ def test_a_host_that_cannot_have_a_copy_is_named():
 def test_however_long_it_takes_the_job_is_not_given_up_for_it():
     registry = staging_registry(2, VENV)
     limits = TimeLimits(init=10.0, job=None, grace=5.0, signal_grace=30.0)
-    head = Head({0: "h1", 1: "h2"}, Expected(2, "", "cpu", 1), limits, "", 0.0, registry, agents=registry.agents)
+    head = Head({0: "h1", 1: "h2"}, Expected(2, "", "cpu", 1), limits, 0.0, registry.agents, registry)
     for rank in (0, 1):
         head.handle(report(rank, f"h{rank + 1}", 2), 4.0)
     assert not any(isinstance(action, Finish) for action in head.handle(Tick(), 1000.0))

@@ -3,27 +3,34 @@
 What counts as a stall is in test_stall_detector.py.
 """
 
-from dataclasses import replace
+import signal
 from pathlib import Path
 
 import pytest
 import ras_answers
 from calls_by_hand import flight_after
+from msgspec.structs import replace
 from ras_answers import communicator, json_answer
 from simulation import IN_JAX, IN_QUEUE
 
 from jaxrun.analysis.diagnosis.nccl_ras import parse_answer
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
+from jaxrun.analysis.verdict.decide import leave_out_told
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
+from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
-from jaxrun.protocol.job_messages import StacksRequest
+from jaxrun.protocol.error_chain import BackgroundSave, ChainedError
+from jaxrun.protocol.flight import TimeTotals
+from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.worker_messages import ThreadFailed
 from jaxrun.records.event_log.events import Requested
 
 SILENT = {"stall": 60.0}
 PROMPT_IN_JAX = IN_JAX.replace("_src/array.py", "_src/debugger/core.py").replace("_value", "get_next_input")
+FULL_DISK = ChainedError("OSError", "disk full", (("/job/data.py", 9, "load"),))
 IN_LOCK = IN_JAX.replace("site-packages/jax/_src/array.py", "threading.py").replace("_value", "wait")
 
 
@@ -76,7 +83,86 @@ def test_ranks_that_wait_are_reported_and_the_job_continues(simulate):
         "no progress for 30 s: rank 2 waits for a lock or another of its threads (threading.wait) at "
         "train.py:2 <module>, and ranks 0-1 wait for it in JAX (train.py:2 <module>) · more: Ctrl-\\ (SIGQUIT)"
     )
+    assert job.lines[1] == "no progress for 60 s, as before · more: Ctrl-\\ (SIGQUIT)"
     assert job.done(0, 1, 2).exit(0, 0, 1, 2).outcome.reason == "ok"
+
+
+def test_a_notice_tells_again_who_waits_for_whom_if_that_has_changed_or_there_was_progress(simulate):
+    job = simulate(3, stall_notice=30.0).run()
+    job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}
+    job.wait(45)
+    job.stacks = {0: IN_JAX, 1: IN_LOCK, 2: IN_JAX}
+    job.wait(45)
+    job.written = lambda now: 1
+    job.wait(150)
+    assert [line.partition(" waits")[0] for line in job.lines] == [
+        "no progress for 30 s: rank 2",
+        "no progress for 60 s: rank 1",
+        f"no progress for {job.lines[2].split()[3]} s: rank 1",
+    ]
+
+
+def test_the_end_of_a_stalled_job_begins_with_who_waits_for_whom_and_says_it_once(simulate):
+    job = simulate(3, stall=60.0, stall_notice=30.0).run()
+    job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}
+    job.wait(80)
+    notice = (
+        "rank 2 waits for a lock or another of its threads (threading.wait) at train.py:2 <module>, and ranks 0-1 "
+        "wait for it in JAX (train.py:2 <module>)"
+    )
+    assert job.lines == [
+        f"no progress for 30 s: {notice}; the job is stopped after 60 s of it (--stall-timeout) "
+        "· more: Ctrl-\\ (SIGQUIT)"
+    ]
+    assert job.verdict.headline == f"no progress for as long as --stall-timeout allows: {notice}"
+    ((advice, *places),) = (details.splitlines() for details in job.verdict.details)
+    assert advice == "which thread holds it or must end, and what does that thread wait for?"
+    assert places[0] == "3 ranks, 2 groups" and len(places) == 3
+    shown = leave_out_told(job.verdict, job.outcome)
+    assert shown == replace(
+        job.verdict,
+        headline="no progress for as long as --stall-timeout allows: rank 2 waits for a lock or another of its "
+        "threads (threading.wait) at train.py:2 <module>; more above",
+    )
+
+
+def test_the_end_of_a_job_says_in_full_what_no_notice_has_told(simulate):
+    job = simulate(3, stall=60.0, stall_notice=30.0).run()
+    job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}
+    job.wait(50).stacks = {0: IN_JAX, 1: IN_LOCK, 2: IN_JAX}
+    job.wait(30)
+    assert "rank 2 waits for a lock" in job.lines[0] and ": rank 1 waits for a lock" in job.verdict.headline
+    assert leave_out_told(job.verdict, job.outcome) == job.verdict
+
+
+@pytest.mark.parametrize(("options", "signum"), [({"job": 70.0}, 0), ({}, signal.SIGTERM)])
+def test_the_end_by_a_time_limit_or_a_signal_does_not_repeat_what_a_notice_has_told(simulate, options, signum):
+    job = simulate(3, stall_notice=30.0, **options).run()
+    failed = ThreadFailed(2, 0.0, "save", "OSError", "", chain=(FULL_DISK,), save=BackgroundSave(1))
+    job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}
+    job.handle(failed).wait(40)
+    job = job.interrupt(signum) if signum else job
+    job.wait(40)
+    told = "rank 2's background save of step 1 failed with OSError: disk full (data.py:9 load)"
+    assert told in job.lines[0] and any(told in text for text in job.verdict.details)
+    shown = format_report(leave_out_told(job.verdict, job.outcome), None)
+    assert told not in " ".join(shown.split()) and " ".join(shown.split()).count("OSError: disk full") == 2
+    assert "line 9, in load\nOSError: disk full" in shown  # as in the headline
+
+
+def test_whoever_looks_at_a_stalled_job_sees_what_the_notice_has_told_until_there_is_progress(simulate):
+    job = simulate(3, stall_notice=30.0).run()
+    job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}
+
+    def stall():
+        job.handle(Requested(f"{job.now}", OverviewRequest())).wait(1.0)
+        return job.answered[-1][1].content.stall
+
+    assert stall() == ""
+    job.wait(40)
+    assert stall().startswith("no progress for 4") and "rank 2 waits for a lock" in stall()
+    job.flights = {rank: flight_after(3, "0-2", time=job.now) for rank in range(3)}
+    assert stall() == ""
 
 
 # ---- what NCCL's own service says
@@ -147,7 +233,7 @@ def test_the_end_of_a_stalled_job_says_what_nccl_says(on_gpus):
     assert asked(job)[-2:] == [("nccl at the end", (0,)), ("identity", (0, 1, 2))]
     assert job.outcome.reason == "stall" and job.verdict.exit_code == 124
     half, (details,) = job.lines[0], job.verdict.details
-    assert f"{IS_BEHIND}." in " ".join(details.split()) and f"{IS_BEHIND}." in " ".join(half.split())
+    assert f"{IS_BEHIND}." in " ".join(details.split()) and f"; {IS_BEHIND}; " in half
 
 
 def test_a_rank_that_crashes_because_nccl_was_asked_at_the_end_is_not_to_blame(on_gpus):
@@ -282,3 +368,23 @@ def test_ranks_that_may_only_be_late_are_checked_after_ten_seconds():
     assert not check(detector, 101.0, STUCK, IDLE) and detector.next_check_s == 9.0
     assert not check(detector, 110.0, STUCK, IDLE) and detector.next_check_s == 2.0
     assert check(detector, 112.0, STUCK, IDLE)
+
+
+def test_a_learned_limit_is_a_multiple_of_the_longest_time_between_calls_and_the_end_says_so(simulate):
+    job = simulate(3, lockstep="record", stall=None, learns_stall=60.0).run()
+    job.stacks = dict.fromkeys(range(3), IN_JAX)
+    found = flight_after(30, "0-2")
+    job.flights = {rank: replace(found, totals=TimeTotals(longest=21.0)) for rank in range(3)}
+    job.wait(100)
+    assert job.outcome is None
+    job.wait(60)
+    text = "no rank has made a call for "
+    assert job.verdict.outcome == "stall" and job.verdict.headline.startswith(text)
+    assert job.verdict.headline.endswith("the longest before was 21.0 s.")
+
+
+def test_no_limit_is_learned_from_few_calls(simulate):
+    job = simulate(3, lockstep="record", stall=None, learns_stall=60.0).run()
+    job.stacks = dict.fromkeys(range(3), IN_JAX)
+    job.flights = dict.fromkeys(range(3), flight_after(10, "0-2"))
+    assert job.wait(1000).outcome is None

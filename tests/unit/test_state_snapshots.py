@@ -6,10 +6,11 @@ import itertools
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 
-from jaxrun_runtime.state_snapshots import checks, placement, structure, survey
+from jaxrun_runtime.state_snapshots import checks, leaves, placement, structure, survey
 from jaxrun_runtime.state_snapshots.checks import Check, CheckResult
 from jaxrun_runtime.state_snapshots.placement import DESCRIPTION, Region, Room, StateSnapshot
 from jaxrun_runtime.state_snapshots.structure import Description, LeafFacts
@@ -172,6 +173,16 @@ FITS = {
     "another type": (ARRAY, ARRAY._replace(dtype="<i4"), False),
     "a weak type": (ARRAY, ARRAY._replace(weak_type=True), True),
     "numpy's float64, which JAX makes a float32": (ARRAY._replace(kind="numpy.ndarray", dtype="<f8"), ARRAY, True),
+    "numpy's float64, for numpy's float32": (
+        ARRAY._replace(kind="numpy.ndarray", dtype="<f8"),
+        ARRAY._replace(kind="numpy.ndarray"),
+        False,
+    ),
+    "a scalar of numpy, for an array of numpy": (
+        ARRAY._replace(kind="numpy scalar", dtype=">f4"),
+        ARRAY._replace(kind="numpy.ndarray"),
+        True,
+    ),
     "a float": (FLOAT, ARRAY, True),
     "the array where `like` has a float": (ARRAY, FLOAT, True),
     "bfloat16 for a float": (ARRAY._replace(dtype="bfloat16"), FLOAT, True),
@@ -197,6 +208,25 @@ FITS = {
 def test_a_leaf_fits_where_jax_would_take_the_one_for_the_other(kept, like, fits):
     assert structure.fits(kept, like) == fits
     assert (not structure.list_differences([kept], [like])) == fits
+
+
+OF_NUMPY = {
+    "another type, for JAX": ("<f8", jax.ShapeDtypeStruct((2,), np.float32), "=f4"),  # and not float64 in a step of JAX
+    "a type of JAX": (">f4", jax.ShapeDtypeStruct((2,), np.float32), ">f4"),
+    "for numpy": ("<f8", np.zeros(2), "<f8"),
+    "for a number": ("<f8", 0.0, "<f8"),
+}
+
+
+@pytest.mark.parametrize(("kept", "like", "dtype"), OF_NUMPY.values(), ids=OF_NUMPY)
+def test_an_array_of_numpy_comes_back_as_numpys_in_the_type_that_like_has(kept, like, dtype):
+    facts, content = ARRAY._replace(kind="numpy.ndarray", dtype=kept), np.array([0.1, 2], kept)
+    for kind, expected in (("numpy.ndarray", np.ndarray), ("numpy scalar", np.generic)):
+        data = content if expected is np.ndarray else content[1:].reshape(())
+        facts = facts._replace(kind=kind, shape=data.shape)
+        found = leaves.make_leaf(facts, like, lambda bounds, data=data: data)
+        assert isinstance(found, expected) and np.all(found == data.astype(dtype))
+        assert found.dtype == (np.dtype(dtype) if expected is np.ndarray else np.dtype(dtype).newbyteorder("="))
 
 
 NUMBERS = [0, -(2**300), True, False, 0.1, -0.0, math.inf, complex(1, -0.0), complex(math.inf, math.nan)]

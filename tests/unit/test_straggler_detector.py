@@ -2,10 +2,10 @@
 
 import random
 import time
-from dataclasses import replace
 
 import pytest
-from calls_by_hand import asynchronous, blocking, noisy, shifted, window
+from calls_by_hand import asynchronous, blocking, flight_after, noisy, shifted, window
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason
 from jaxrun.analysis.lockstep.call_waits import find_waits
@@ -88,7 +88,7 @@ def test_stacks_from_within_a_call_or_from_long_before_it_do_not_count_and_end_s
     job = Job().add(flights).sample(within, {1: LOAD})
     assert len(job.asked) == 64 and job.straggler.frame == ""
     far = late(1, calls=4, by=0.004)
-    far[1] = replace(far[1], timings=(far[1].timings[0], far[1].timings[1]._replace(entered=2000.0)))
+    far[1] = replace(far[1], timings=(far[1].timings[0], replace(far[1].timings[1], entered=2000.0)))
     assert Job().add(flights).sample(far, {1: LOAD}).straggler.frame == ""
 
 
@@ -175,7 +175,23 @@ def test_stacks_say_it_too(simulate):
     assert "rank 1 came last to 100 % of calls" in format_snapshot(snapshot)
 
 
+def test_a_straggler_that_waits_for_others_itself_is_none_meanwhile():
+    state = HeadState(WorkerTable(HOSTS), TimeLimits(60.0, None, 5.0, 30.0), straggler=ONE_OF_THREE)
+    queries = RankQueries(state, lambda rank: True)
+
+    def straggler(numbers, ago_s):
+        flights = {rank: flight_after(number, "0-2", time=100.0 - ago_s) for rank, number in enumerate(numbers)}
+        return queries.straggler({rank: RankReply(rank, 1, 100.0, flight=one) for rank, one in flights.items()})
+
+    assert straggler((7, 6, 7), 20.0) is None, "rank 2 waits for rank 1"
+    assert straggler((7, 6, 7), 0.5) == ONE_OF_THREE, "only for a moment"
+    assert straggler((7, 7, 6), 20.0) == straggler((7, 7, 7), 20.0) == ONE_OF_THREE
+    assert queries.straggler({}) == ONE_OF_THREE
+
+
 # ---- the sentence
+
+ONE_OF_THREE = Straggler((2,), "0-2", "", 500, 490, 0.94, 0.038, 0.31, 0.3, True, "data.py:10 load")
 
 ONE = Straggler((5,), "0-7", "", 500, 490, 0.94, 0.038, 0.31, 0.3, True, "data.py:10 load")
 TWO_EACH = {rank: f"h{rank // 2 + 1}" for rank in range(8)}

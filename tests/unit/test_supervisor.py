@@ -4,9 +4,9 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.decide import decide
@@ -14,9 +14,11 @@ from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
+from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_report import describe_restart, report_verdict
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.notifier import Notifier
+from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import SignalWorker
 from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
@@ -151,6 +153,9 @@ class QuietOutput:
     def flush_due(self):
         return None
 
+    def set_hosts(self, hosts):
+        """It shows no prefixes."""
+
 
 class NothingToServe:
     """The Guard and the Terminal of nobody."""
@@ -174,7 +179,8 @@ def attempt_of(*actions):
             nobody,
             server(),
             Notifier("", {}, {}, pytest.fail),
-            started=0.0,
+            TrainJobStatus({}, pytest.fail),
+            history=JobHistory(0.0, 0.0),
         )
         made = AttemptLoop(shared, StubbornHead(*actions), 1)
         yield made, signals

@@ -1,24 +1,32 @@
 """What `jaxrun top` shows of a job, without one."""
 
-from dataclasses import replace
+import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from calls_by_hand import flight_after
 from fakes import FollowedJob
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 from rich.cells import cell_len
 
+import jaxrun
+from jaxrun.analysis.diagnosis.doing import Doing, StandingOut
 from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import CallRate
+from jaxrun.frontends.top.finding import describe_finding
 from jaxrun.frontends.top.rows import group_samples
-from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample, take_samples
-from jaxrun.frontends.top.view import View, format_memory, format_pace, lay_out, render, render_pages
+from jaxrun.frontends.top.samples import RankSample, take_samples
+from jaxrun.frontends.top.view import Pace, View, format_memory, format_pace, lay_out, render, render_pages
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
+from jaxrun.records.document_types import TopRank
 
+LIKE_OTHERS, SLOW, LATE, STOPPED, FAILED = StandingOut
 NOW = 1000.0
 FUTEX = "futex_wait_queue"
 GROUP = "0-3"
@@ -185,7 +193,7 @@ def plain(lines):
 
 
 def view(samples, **more):
-    fields = {"pace": 12.3, "calls_per_step": 1, "note": "", **more}
+    fields = {"pace": Pace(12.3, 1), "note": "", **more}
     return View("1123-0315-train", "running", 1, 133.0, tuple(samples), **fields)
 
 
@@ -249,21 +257,67 @@ def test_a_job_that_records_nothing_has_no_pace():
     rate = CallRate()
     for second in range(3):
         rate.add(overview({0: Flight()}, time=NOW + second))
-    assert rate.per_second() is None and format_pace(None, 0) == ""
+    assert rate.per_second() is None and format_pace(Pace()) == ""
 
 
 @pytest.mark.parametrize(
-    ("rate", "calls", "text"),
+    ("pace", "text"),
     [
-        (12.34, 1, "12.3 steps/s"),
-        (300.0, 3, "100 steps/s"),
-        (0.04, 1, "a step in 25 s"),
-        (7.0, 0, "7 calls/s"),
-        (0.0, 2, "no steps"),
+        (Pace(12.34, 1), "12.3 steps/s"),
+        (Pace(300.0, 3), "100 steps/s"),
+        (Pace(0.04, 1), "a step in 25 s"),
+        (Pace(7.0, 0), "7 calls/s"),
+        (Pace(0.0, 2, 303, 31.0), "151 steps, none for 31.0 s"),
+        (Pace(0.0, 0, 1, 31.0), "1 call, none for 31.0 s"),
+        (Pace(0.0, 0, 0), "no calls yet"),
     ],
 )
-def test_the_pace_in_words(rate, calls, text):
-    assert format_pace(rate, calls) == text
+def test_the_pace_in_words(pace, text):
+    assert format_pace(pace) == text
+
+
+def test_how_many_calls_were_made_and_when_the_last_rank_came_to_one():
+    now = overview({0: flight(302, group=GROUP, ago_s=21.0), 1: flight(301, group=GROUP, pending_s=20.0)})
+    assert (now.calls_made, now.idle_s) == (301.5, 20.0)
+    assert (overview({0: Flight()}).calls_made, overview({}).idle_s) == (None, None)
+
+
+# ---- the first sentence
+
+
+SLOW_RANK = Straggler((2,), GROUP, "", 120, 100, 0.99, 0.03, 0.82, 0.8, True, "train.py:12 load")
+
+
+@pytest.mark.parametrize(
+    ("wait", "late_s", "sentence"),
+    [
+        (SLEEPS, 21.0, "ranks 0, 2-3 have waited 21.0 s for rank 1, which sleeps"),
+        ("do_signal_stop", 21.0, "ranks 0, 2-3 have waited 21.0 s for rank 1, which is stopped by a signal"),
+        (SLEEPS, 1.5, "rank 2 came last to 99 % of calls, by 30 ms on average"),
+    ],
+)
+def test_what_holds_the_job_up_now_comes_before_what_slowed_it_down_before(wait, late_s, sentence):
+    flights = {rank: flight(302, group=GROUP, ago_s=late_s) for rank in (0, 2, 3)}
+    flights[1] = flight(301, group=GROUP, ago_s=late_s)
+    wait = ProcessState.STOPPED if wait == "do_signal_stop" else wait
+    now = overview(flights, waits={1: wait}, straggler=SLOW_RANK)
+    assert describe_finding(now, take_samples(now)).startswith(sentence)
+
+
+def test_what_the_notice_of_a_stall_has_told_comes_first_and_a_lost_host_before_it():
+    told = overview({0: flight(5, group=GROUP)}, stall="no progress for 31.0 s: rank 1 waits", straggler=SLOW_RANK)
+    assert describe_finding(told, ()) == "no progress for 31.0 s: rank 1 waits"
+    assert describe_finding(replace(told, awaited="waiting for h2"), ()) == "waiting for h2"
+    assert describe_finding(overview({}), ()) == ""
+
+
+def test_several_ranks_that_are_awaited_are_described_if_they_do_the_same():
+    flights = {0: flight(302, group=GROUP, ago_s=9.0), 3: flight(302, group=GROUP, ago_s=8.0)}
+    flights |= {rank: flight(301, group=GROUP, ago_s=9.0) for rank in (1, 2)}
+    now = overview(flights, waits={1: SLEEPS, 2: SLEEPS})
+    assert describe_finding(now, take_samples(now)) == "ranks 0, 3 have waited 9.0 s for ranks 1-2, which sleep"
+    now = overview(flights, waits={1: SLEEPS, 2: ProcessState.STOPPED})
+    assert describe_finding(now, take_samples(now)) == "ranks 0, 3 have waited 9.0 s for ranks 1-2"
 
 
 def test_figures_are_short():
@@ -277,3 +331,16 @@ def test_the_host_that_a_job_waits_for_stands_above_the_rows(tmp_path, monkeypat
     seen = feed.Feed(FollowedJob(tmp_path))
     seen.update()
     assert seen.view().note == text and text in "\n".join(line.plain for line in render(seen.view(), 80, None, str))
+
+
+# ---- one vocabulary
+
+
+def test_documents_and_the_page_have_the_words_of_the_vocabulary():
+    (literal,) = (field.type for field in fields(TopRank) if field.name == "standing_out")
+    assert get_args(literal) == tuple(one.words for one in StandingOut)
+    script = (Path(jaxrun.__file__).parent / "frontends" / "job_page" / "ranks.js").read_text()
+    table = script.partition("const KINDS = {")[2].partition("\n};")[0]
+    words = dict(re.findall(r'(\w+): \["."\, "([^"]+)"\]', table))
+    assert words.pop("late") == "others wait for it"
+    assert words == {doing.value: doing.words for doing in Doing}

@@ -1,5 +1,7 @@
 """torchrun's own options: what each one becomes, and what is said of those that mean nothing here."""
 
+from pathlib import Path
+
 import pytest
 
 from jaxrun.cli.main import main
@@ -13,8 +15,8 @@ from jaxrun.errors import UsageError
         ({"hosts": "1:2"}, {"hosts": 2, "min_hosts": 1}),
         ({"hosts": "2:2"}, {"hosts": 2}),
         ({"hosts": "auto"}, {"hosts": "auto"}),
-        ({"torchrun_log_dir": "logs"}, {"run_dir": "logs"}),
-        ({"torchrun_local_ranks_filter": "0,1"}, {"only_ranks": "0,1"}),
+        ({"torchrun_log_dir": "logs"}, {"run_dir": Path("logs")}),
+        ({"torchrun_local_ranks_filter": "0,1"}, {"only_ranks": (range(1), range(1, 2))}),
         ({"torchrun_module": True}, {"module": True}),
         (
             {"torchrun_no_python": True, "program": ("/usr/bin/python3.11", "-u", "t.py", "-u")},

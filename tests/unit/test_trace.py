@@ -2,9 +2,9 @@
 
 import math
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep.call_waits import find_waits
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned

@@ -5,6 +5,7 @@ import signal
 import pytest
 from outcomes import ABORT, GLOO, HOSTS, NOW, RUN_AT, START, culprit_ranks, end, failed, raised, stopped, thread, weigh
 
+from jaxrun.analysis.diagnosis.helpers import LostPoolWorker
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, is_certain
 from jaxrun.analysis.verdict.decide import decide
@@ -158,6 +159,17 @@ def test_a_thread_that_died_elsewhere_is_mentioned():
         raised(1, 5.0), end(2, 9.0, -9, killed_by_launcher=True, thread_failures=(thread(2),)), *stopped(0, 3)
     )
     assert verdict.details == ("rank 2 had lost a thread to an exception before: Loader-1 (KeyError).",)
+
+
+def test_a_broken_executor_is_explained_by_the_worker_that_died():
+    lost = (LostPoolWorker(RUN_AT, 1, 41), LostPoolWorker(RUN_AT + 4, -9, 42))
+    broken = raised(1, 5.0, "A process in the process pool was …", error="BrokenProcessPool", lost_pool_workers=lost)
+    verdict = weigh(broken, *stopped(0, 2, 3))
+    assert (
+        "raised BrokenProcessPool, as a worker of its pool (process 42) was killed by SIGKILL (9), " in verdict.headline
+    )
+    other = weigh(raised(1, 5.0, lost_pool_workers=lost), *stopped(0, 2, 3))
+    assert "pool" not in other.headline
 
 
 def test_a_crash_shows_the_stack_of_the_fault_handler():

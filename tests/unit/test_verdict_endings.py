@@ -1,9 +1,9 @@
 """The verdict on jobs that did not end by a failure alone: what the head decided, time limits, signals, faults."""
 
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from outcomes import ABORT, GLOO, RUN_AT, culprit_ranks, decide, end, raised, stopped, weigh
 
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault
@@ -72,13 +72,16 @@ STUCK = "rank 2 did not end in time (stuck at train.py:8 step), and was killed, 
 AT_ONCE = "no rank listens to SIGTERM, so 4 ranks were killed at once."
 UNHEARD = {"signum": signal.SIGTERM, "unheard": True}
 CLOSED = "SIGHUP (1), which comes when the terminal closes,"
+TIMER = "SIGALRM (14), from a timer that jaxrun was started with,"
 PARENT = {"signum": signal.SIGHUP, "text": "the process that started it"}
 # How the ranks ended and what is known besides, the exit code, by what the job was interrupted, and what became of it.
 INTERRUPTED = {
     "Ctrl-C": (TWO_KILLED, {}, 130, "Ctrl-C (SIGINT)", "ranks 2-3 were killed, the others ended by themselves."),
     "SIGTERM": (BY_THEMSELVES, {"signum": signal.SIGTERM}, 143, "SIGTERM (15)", "all ranks ended by themselves."),
     "SIGHUP": (BY_THEMSELVES, {"signum": signal.SIGHUP}, 129, CLOSED, "all ranks ended by themselves."),
-    "a late rank": (LATE, {"stacks": {2: DUMP}}, 130, "Ctrl-C (SIGINT)", STUCK),
+    "SIGALRM": (stopped(0, 1, 2, 3), {"signum": signal.SIGALRM}, 142, TIMER, "4 ranks were killed."),
+    "no rank yet": ([end(0, 10.0), end(1, 10.0)], {}, 130, "Ctrl-C (SIGINT)", "no rank had been started."),
+    "a late rank": (LATE, {"late_stacks": {2: DUMP}}, 130, "Ctrl-C (SIGINT)", STUCK),
     "SIGTERM to which nobody listens": (stopped(0, 1, 2, 3), UNHEARD, 143, "SIGTERM (15)", AT_ONCE),
     "the launcher's parent": (stopped(0, 1, 2, 3), PARENT, 129, PARENT["text"], "4 ranks were killed."),
 }
@@ -91,6 +94,47 @@ def test_an_interrupt_names_what_caused_it_and_the_ranks_that_had_to_be_killed(e
     assert verdict.advice.startswith("tmux or screen keep" if by == CLOSED else "") and bool(verdict.advice) == (
         by == CLOSED
     )
+
+
+SAVE = {"error": "OSError", "message": "No space left on device"}
+CRASHED = end(1, 10.0, -signal.SIGSEGV)
+OUT_OF_MEMORY = end(1, 10.0, -signal.SIGKILL, out_of_memory="out of memory")
+# What a rank did when it was to end, and what the headline says of it.
+FAILED_ENDINGS = {
+    "its save fails": (raised(1, 10.0, **SAVE), "rank 1 of 4 on h0 raised OSError while it ended after"),
+    "it crashes": (CRASHED, "rank 1 of 4 on h0 crashed with SIGSEGV (11) while it ended after"),
+    "it takes all memory": (OUT_OF_MEMORY, "rank 1 of 4 on h0 was killed by SIGKILL (9) while it ended after"),
+}
+# The same, where nothing has failed.
+ENDINGS = {
+    "interrupted": raised(1, 10.0, "", error="KeyboardInterrupt", status=130),
+    "interrupted in a callback of JAX": raised(
+        1, 10.0, "CpuCallback error: KeyboardInterrupt", error="JaxRuntimeError"
+    ),
+    "interrupted in a task group": raised(1, 10.0, "unhandled errors", error="BaseExceptionGroup"),
+    "by a status of its choice": raised(1, 10.0, "", error="SystemExit", status=3),
+    "as another rank has ended": raised(1, 10.0, GLOO, error="JaxRuntimeError"),
+    "by the signal": end(1, 10.0, -signal.SIGTERM),
+    "killed by a scheduler": end(1, 10.0, -signal.SIGKILL),
+    "killed by jaxrun": stopped(1)[0],
+}
+
+
+@pytest.mark.parametrize(("ending", "headline"), FAILED_ENDINGS.values(), ids=FAILED_ENDINGS)
+@pytest.mark.parametrize(("signum", "name"), [(signal.SIGINT, "Ctrl-C (SIGINT)"), (signal.SIGTERM, "SIGTERM (15)")])
+def test_a_rank_that_fails_while_it_ends_is_the_culprit(ending, headline, signum, name):
+    ends = [end(0, 10.0, 0, finished=True), ending, end(2, 10.0, 0, finished=True), *stopped(3)]
+    verdict = decide(ends, "interrupted", signum=signum)
+    assert (verdict.headline, verdict.culprits) == (f"{headline} {name}, 10.0 s into the run.", (1,))
+    assert verdict.exit_code == (1 if ending.failure else 128 - ending.status)
+    assert verdict.traceback == (ending.failure.traceback.rstrip("\n") if ending.failure else "")
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+def test_a_rank_that_ends_as_it_was_asked_has_not_failed(ending):
+    ends = [end(0, 10.0, 0, finished=True), ending, *stopped(2, 3)]
+    verdict = decide(ends, "interrupted", signum=signal.SIGTERM)
+    assert (verdict.outcome, verdict.exit_code, verdict.culprits) == ("interrupted", 143, ())
 
 
 def test_a_preempted_job_may_be_resumed():

@@ -7,12 +7,12 @@ import pty
 import re
 import struct
 import termios
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from jaxrun.analysis.verdict import verdict as verdict_file
 from jaxrun.analysis.verdict import verdict_text

@@ -9,29 +9,31 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
+from msgspec import field
 
-from jaxrun.cli.click_options import attach_parameters, parameters, split_words
+from jaxrun.cli.click_options import attach_parameters, parameters
 from jaxrun.cli.job_option import JobOption
 from jaxrun.cli.make_job import read_variables
 from jaxrun.errors import UsageError
-from jaxrun.protocol.names import CONTROL_FD, JOB_ID, RESERVED_PREFIX
+from jaxrun.protocol.hidden_fields import HidesFields
+from jaxrun.protocol.names import GANG_ADDRESS, JOB_ID, RESERVED_PREFIX
+from jaxrun.spec.job.option_kinds import split_words
 
 _FILE = "pyproject.toml"
 _TABLE = "jaxrun"
-_WORDS = ("WORDS", "FAULTS")  # metavars of options whose text may contain blanks
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(HidesFields, frozen=True):
     """Values by the name of the parameter, as click takes them, and the source of each; `env`: for the workers."""
+
+    hidden = frozenset({"env"})
 
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_defaults(own: Sequence[JobOption], environ: Mapping[str, str], directory: str) -> Defaults:
@@ -39,7 +41,7 @@ def read_defaults(own: Sequence[JobOption], environ: Mapping[str, str], director
 
     Raises UsageError that names the file or the variable, and what is wrong there.
     """
-    if CONTROL_FD in environ:
+    if GANG_ADDRESS in environ:
         return Defaults()
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -135,4 +137,4 @@ def _from_toml(option: JobOption, value: Any, source: str) -> Any:
 def _from_text(option: JobOption, text: str, source: str) -> Any:
     if not option.multiple:
         return text
-    return (text,) if option.metavar in _WORDS else tuple(split_words(str(text), source))
+    return tuple(split_words(str(text), source)) if option.declared.kind.listed else (text,)

@@ -2,127 +2,181 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from jaxrun.protocol.codec import encode_json, format_json
 from jaxrun.protocol.names import VERSION
+from jaxrun.records.document_base import Document
+from jaxrun.records.document_types import (
+    CleanedRuns,
+    DebugConfiguration,
+    DebugDocument,
+    ErrorDocument,
+    ExplainedAttempt,
+    ExplainedGoodput,
+    ExplainedRank,
+    Explanation,
+    GoodputPeriod,
+    HandledErrorContent,
+    JobsDocument,
+    ListedJob,
+    RankStacks,
+    StackFrameContent,
+    StacksDocument,
+    StoppedDocument,
+    VersionDocument,
+)
 
 if TYPE_CHECKING:
+    from jaxrun.analysis.diagnosis.error_choice import HandledError
     from jaxrun.analysis.diagnosis.snapshot import Snapshot
+    from jaxrun.analysis.verdict.goodput_text import Goodput, Period
+    from jaxrun.analysis.verdict.verdict import Verdict
     from jaxrun.frontends.top.view import View
     from jaxrun.records.history.job_log import AttemptLog
     from jaxrun.records.rundir.jobs import Cleaned, RecordedJob
     from jaxrun.spec.job.plan import Plan
 
-FORMAT = 1  # changes when a field of any document loses its meaning; fields may be added at any time
 
-
-def format_document(kind: str, content: Mapping[str, Any], *, in_one_line: bool = False) -> str:
+def format_document(document: Document | Mapping[str, object], *, in_one_line: bool = False) -> str:
     """Return the text of a document, without an end of line."""
-    document = {"kind": kind, "format": FORMAT, **content}
-    return json.dumps(document, indent=None if in_one_line else 2, ensure_ascii=False, default=str)
+    return encode_json(document).decode() if in_one_line else format_json(document)
 
 
 def format_error(text: str, exit_code: int) -> str:
-    return format_document("error", {"error": text, "exit_code": exit_code})
+    return format_document(ErrorDocument(error=text, exit_code=exit_code))
 
 
 def version() -> str:
-    return format_document("version", {"jaxrun": VERSION, "python": ".".join(map(str, sys.version_info[:3]))})
+    return format_document(VersionDocument(jaxrun=VERSION, python=".".join(map(str, sys.version_info[:3]))))
 
 
 def plan(made: Plan, preloaded: Sequence[str]) -> str:
     """What --dry-run shows. Values of variables that look like secrets are masked."""
-    from jaxrun.spec.job.plan import to_json
+    from jaxrun.records.job_file import plan_document
 
-    content = json.loads(to_json(made))
-    del content["launcher"]
-    return format_document("plan", {**content, "preloaded": list(preloaded)})
+    return format_document(plan_document(made, preloaded))
 
 
 def explanation(run_dir: Path) -> str:
     """How a job went. Raises UsageError if `run_dir` cannot be read."""
+    from jaxrun.analysis.verdict.verdict import to_content
+    from jaxrun.records.history.goodput import account, band
     from jaxrun.records.history.job_log import read_attempts
-    from jaxrun.records.rundir.recorded_files import read_job_events, read_plan, read_text
-    from jaxrun.records.rundir.rundir import VERDICT_FILE
+    from jaxrun.records.rundir.recorded_files import read_job_events, read_plan, read_verdict
 
     events = read_job_events(run_dir)
-    try:
-        verdict = json.loads(read_text(run_dir / VERDICT_FILE))
-    except (OSError, ValueError):
-        verdict = None
-    recorded = read_plan(run_dir)
-    content = {
-        "run_dir": str(run_dir.absolute()),
-        "job_id": recorded.job_id,
-        "tag": recorded.tag,
-        "program": list(recorded.program),
-        "verdict": verdict,
-        "attempts": [_attempt(log) for log in read_attempts(events)],
-        "damaged_lines": events.damaged,
-    }
-    return format_document("explanation", content)
+    verdict, recorded = read_verdict(run_dir), read_plan(run_dir)
+    attempts = read_attempts(events)
+    return format_document(
+        Explanation(
+            run_dir=str(run_dir.absolute()),
+            job_id=recorded.job_id,
+            tag=recorded.tag,
+            program=recorded.program,
+            verdict=to_content(verdict) if verdict is not None else None,
+            attempts=tuple(map(_attempt, attempts)),
+            goodput=_goodput(account(attempts), band(attempts)),
+            damaged_lines=events.damaged,
+        )
+    )
 
 
-def _attempt(log: AttemptLog) -> dict[str, Any]:
-    from jaxrun.protocol.codec import field_values
+def _goodput(goodput: Goodput, periods: Iterable[Period]) -> ExplainedGoodput | None:
+    """The share of steps, and the seconds of each part, in all and in each period; None if no steps were seen."""
+    if not goodput.is_known:
+        return None
+    return ExplainedGoodput(
+        share=round(goodput.share, 6),
+        seconds=goodput.total_us / 1e6,
+        parts={part: spent / 1e6 for part, spent in goodput.parts_us.items()},
+        steps=goodput.steps,
+        repeated_steps=goodput.repeated_steps,
+        late_rank=goodput.late_rank if goodput.late_rank >= 0 else None,
+        periods=tuple(
+            GoodputPeriod(start=start, end=end, parts={part: spent / 1e6 for part, spent in parts.items()})
+            for start, end, parts in periods
+        ),
+    )
+
+
+def _attempt(log: AttemptLog) -> ExplainedAttempt:
     from jaxrun.records.history.explain import STEPS, find_steps
 
     steps = find_steps(log)
-    return {
-        "attempt": log.number,
-        "start": log.start,
-        "end": log.end,
-        "hosts": log.size,
-        "headline": log.outcome,
-        "straggler": field_values(log.straggler) if log.straggler is not None else None,
-        "ranks": [
-            {
-                "rank": rank,
-                "host": of.host,
-                "pid": of.pid,
-                "status": of.status,
-                "seconds": {step: round(steps[step][rank], 6) for step in STEPS if rank in steps[step]},
-            }
+    return ExplainedAttempt(
+        attempt=log.number,
+        start=log.start,
+        end=log.end,
+        hosts=log.size,
+        headline=log.outcome,
+        straggler=log.straggler,
+        ranks=tuple(
+            ExplainedRank(
+                rank=rank,
+                host=of.host,
+                pid=of.pid,
+                status=of.status,
+                seconds={step: round(steps[step][rank], 6) for step in STEPS if rank in steps[step]},
+            )
             for rank, of in sorted(log.ranks.items())
-        ],
-    }
+        ),
+    )
 
 
 def job_list(directory: Path, jobs: Sequence[RecordedJob]) -> str:
-    found = [
-        {
-            "number": number,
-            "run_dir": str(job.path),
-            "started": job.started,
-            "seconds": job.seconds,
-            "processes": job.processes,
-            "program": list(job.command),
-            "tag": job.tag,
-            "host": job.host,
-            "running": job.running,
-            "state": job.state,
-            "outcome": job.verdict.outcome if job.verdict is not None else None,
-            "exit_code": job.verdict.exit_code if job.verdict is not None else None,
-        }
-        for number, job in zip(range(len(jobs), 0, -1), jobs, strict=True)
-    ]
-    return format_document("jobs", {"directory": str(directory), "jobs": found})
+    from jaxrun.analysis.verdict.verdict_text import headline_of
+
+    found = tuple(
+        ListedJob(
+            number=job.number,
+            run_dir=str(job.path),
+            started=job.started,
+            seconds=job.seconds,
+            processes=job.processes,
+            program=job.command,
+            tag=job.tag,
+            host=job.host,
+            running=job.running,
+            state=job.state,
+            outcome=job.verdict.outcome if job.verdict is not None else None,
+            exit_code=job.verdict.exit_code if job.verdict is not None else None,
+            headline=headline_of(job.verdict) if job.verdict is not None else None,
+            goodput=round(job.goodput.share, 6) if job.goodput is not None else None,
+        )
+        for job in jobs
+    )
+    return format_document(JobsDocument(directory=str(directory), jobs=found))
 
 
 def cleaned(found: Cleaned) -> str:
-    content = {
-        "directory": str(found.directory),
-        "dry_run": found.dry_run,
-        "deleted": [str(path) for path in found.deleted],
-        "failed": {str(path): reason for path, reason in found.failed.items()},
-        "kept": {str(path): state for path, state in found.kept.items()},
-        "bytes": found.size,
-    }
-    return format_document("cleaned", content)
+    return format_document(
+        CleanedRuns(
+            directory=str(found.directory),
+            dry_run=found.dry_run,
+            deleted=tuple(map(str, found.deleted)),
+            failed={str(path): reason for path, reason in found.failed.items()},
+            kept={str(path): state for path, state in found.kept.items()},
+            bytes=found.size,
+        )
+    )
+
+
+def stopped(run_dir: Path, verdict: Verdict | None) -> str:
+    """How a job ended that was told to; None if its launcher has left no verdict."""
+    from jaxrun.analysis.verdict.verdict_text import headline_of
+
+    return format_document(
+        StoppedDocument(
+            run_dir=str(run_dir.absolute()),
+            outcome=verdict.outcome if verdict is not None else None,
+            exit_code=verdict.exit_code if verdict is not None else None,
+            headline=headline_of(verdict) if verdict is not None else None,
+        )
+    )
 
 
 def stacks(run_dir: Path, snapshot: Snapshot, text: str) -> str:
@@ -137,31 +191,45 @@ def stacks(run_dir: Path, snapshot: Snapshot, text: str) -> str:
         state = wait.state if wait is not None else None
         frames = main_stack(snapshot.dumps.get(rank, "")).frames
         ranks.append(
-            {
-                "rank": rank,
-                "host": host,
-                "finished": rank in snapshot.finished,
-                "activity": state.activity.name.lower() if state is not None else None,
-                "waits_for": list(graph.awaited_by(rank)),
-                "kernel_wait": snapshot.waits.get(rank, ""),
-                "frames": [{"file": one.file, "line": one.line, "function": one.function} for one in frames],
-                "native": (snapshot.natives or {}).get(rank),
-            }
+            RankStacks(
+                rank=rank,
+                host=host,
+                finished=rank in snapshot.finished,
+                activity=state.activity.name.lower() if state is not None else None,
+                waits_for=tuple(graph.awaited_by(rank)),
+                kernel_wait=snapshot.waits.get(rank, ""),
+                frames=tuple(StackFrameContent(file=one.file, line=one.line, function=one.function) for one in frames),
+                handles=tuple(_handled(error) for error in (state.errors if state is not None else ())),
+                native=(snapshot.natives or {}).get(rank),
+            )
         )
-    content = {"run_dir": str(run_dir.absolute()), "time": snapshot.time, "ranks": ranks, "text": text}
-    return format_document("stacks", content)
+    run_dir = run_dir.absolute()
+    return format_document(StacksDocument(run_dir=str(run_dir), time=snapshot.time, ranks=tuple(ranks), text=text))
 
 
-def debug(run_dir: Path, rank: int, configuration: Mapping[str, Any], *, as_json: bool) -> str:
+def _handled(error: HandledError) -> HandledErrorContent:
+    from jaxrun.analysis.diagnosis.error_choice import error_frame
+
+    chosen = error.choice.chosen
+    frame = error_frame(chosen)
+    return HandledErrorContent(
+        thread=error.thread,
+        error=chosen.error,
+        message=chosen.message,
+        place=str(frame) if frame is not None else "",
+    )
+
+
+def debug(run_dir: Path, rank: int, configuration: DebugConfiguration, *, as_json: bool) -> str:
     """The launch.json for an editor; with `as_json`, a document in one line that contains its only configuration."""
     if not as_json:
-        return json.dumps({"version": "0.2.0", "configurations": [configuration]}, indent=2, ensure_ascii=False)
-    content = {"run_dir": str(run_dir.absolute()), "rank": rank, "configuration": configuration}
-    return format_document("debug", content, in_one_line=True)
+        return format_json({"version": "0.2.0", "configurations": [configuration]})
+    document = DebugDocument(run_dir=str(run_dir.absolute()), rank=rank, configuration=configuration)
+    return format_document(document, in_one_line=True)
 
 
 def top(run_dir: Path, view: View, *, in_one_line: bool = False) -> str:
     """How far each rank is, and what it uses: the figures of the screen."""
-    from jaxrun.frontends.top.view_document import view_content
+    from jaxrun.frontends.top.view_document import view_document
 
-    return format_document("top", view_content(run_dir, view), in_one_line=in_one_line)
+    return format_document(view_document(run_dir, view), in_one_line=in_one_line)

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from jaxrun.cli.main import run_and_exit
 from jaxrun.controller.supervisor import attempts, local_job, run_job  # noqa: F401 - else each launcher would import them
+from jaxrun.node.early_signals import clear_mask
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.node.forkserver.early import EarlyServer
 from jaxrun.protocol.forkserver_messages import StartLauncher
@@ -30,6 +31,7 @@ def run_order(order: StartLauncher, stderr: int, control: int, server: tuple[int
     control:  the descriptor of the socket by which the Python process gives orders
     server:   process id and channel of the launcher's own fork server, a child of this process
     """
+    clear_mask()
     os.dup2(stderr, 2)
     os.close(stderr)
     os.set_inheritable(control, False)

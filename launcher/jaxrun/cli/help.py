@@ -1,6 +1,7 @@
 """The pages of help, and completion in the shell.
 
---help has the options of the first week, each in a line or two; --help-all has every option, and the exit statuses.
+--help has the few options that people need first, on a screen of 24 lines; --help-all has every option in its group,
+and the exit statuses.
 A shell completes words once it has evaluated "$(_JAXRUN_COMPLETE=bash_source jaxrun)", and the same for zsh and fish:
 it starts jaxrun with the words so far in COMP_WORDS, and click answers, for the command to complete.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _USAGE = """\
 Usage: jaxrun [OPTIONS] PROGRAM [ARGS]...
        mpirun|srun ... jaxrun attach [OPTIONS] PROGRAM [ARGS]...
-       jaxrun explain|stacks|top|profile [RUN_DIR]  jaxrun list|clean [DIR]  jaxrun doctor
+       jaxrun explain|logs|stop|stacks|top|profile [JOB]  jaxrun list|clean [DIR]  jaxrun doctor
 
 Run PROGRAM in the processes of one JAX job, once they have proved to be the job you asked for.
 """
@@ -50,7 +51,6 @@ Examples:
   jaxrun -n 4 train.py --lr 0.1         four processes; words after train.py belong to it
   jaxrun -n 2 -d 4 -m package.train     a module in two processes, with four devices each
   jaxrun --backend mpirun -H h1:4,h2:4 train.py   two hosts; in an allocation: --backend slurm
-  jaxrun explain                        how the last job went, and how long each rank took to start
 
 Exit status: the program's own; 128+n after signal n; 2 for wrong usage. All of it: --help-all
 """
@@ -85,7 +85,9 @@ class Command(click.Command):
 
     def get_help(self, ctx: click.Context) -> str:
         shown = [option for option in job_options(self) if option.declared.main or option.declared.common]
-        return (self.help or _USAGE) + _sections(ctx, shown, _in_short) + _EXAMPLES_OF[self.name or ""].rstrip()
+        return (
+            (self.help or _USAGE) + _section(ctx, "Options", shown, _in_short) + _EXAMPLES_OF[self.name or ""].rstrip()
+        )
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """What follows the program belongs to it: files, and none of jaxrun's options."""
@@ -111,14 +113,16 @@ def _in_short(text: str) -> str:
     return " ".join(filter(None, (f"{first.rstrip('.')}." if rest else first, default and f"{default[0]}]")))
 
 
-def _sections(ctx: click.Context, options: list[JobOption], shorten: Callable[[str], str] = lambda text: text) -> str:
+def _sections(ctx: click.Context, options: list[JobOption]) -> str:
     groups: dict[str, list[JobOption]] = {}
     for option in options:
         groups.setdefault(option.declared.group, []).append(option)
-    return "".join(_section(ctx, *item, shorten) for item in groups.items())
+    return "".join(_section(ctx, *item) for item in groups.items())
 
 
-def _section(ctx: click.Context, title: str, options: list[JobOption], shorten: Callable[[str], str]) -> str:
+def _section(
+    ctx: click.Context, title: str, options: list[JobOption], shorten: Callable[[str], str] = lambda text: text
+) -> str:
     formatter = click.HelpFormatter(width=PROSE_WIDTH)
     with formatter.section(title):
         records = [record for option in options if (record := option.get_help_record(ctx))]

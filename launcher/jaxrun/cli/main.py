@@ -12,19 +12,29 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jaxrun.cli import torchrun
 from jaxrun.cli.click_options import attach_parameters, doctor_parameters, parameters
+from jaxrun.cli.colours import colour_variables
 from jaxrun.cli.defaults import Defaults, read_defaults, used_defaults
 from jaxrun.cli.help import ATTACH_USAGE, COMPLETION_VARIABLE, DOCTOR_USAGE, Command, command_to_complete
 from jaxrun.cli.job_option import job_options
 from jaxrun.cli.make_job import make_job, without_effect
-from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, UsageError, describe_shortage
-from jaxrun.protocol.names import GANG_ADDRESS, SUBCOMMANDS
+from jaxrun.errors import (
+    EXIT_SIGNAL_BASE,
+    EXIT_UNAVAILABLE,
+    JaxrunError,
+    ModuleMissingError,
+    UsageError,
+    describe_shortage,
+)
+from jaxrun.node.early_signals import raise_interrupts
+from jaxrun.protocol.names import CONTROL_FD, GANG_ADDRESS, SUBCOMMANDS, WORDS_OF_OTHERS
 from jaxrun.spec.backends import ATTACH, HOSTS, KUBERNETES
 from jaxrun.text import clip_lines
 
@@ -45,8 +55,7 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass(slots=True)
-class _Invocation:
+class _Invocation(Struct):
     """The context of a command besides its options: all words after `jaxrun`, the early fork server, the defaults."""
 
     words: tuple[str, ...]
@@ -56,7 +65,7 @@ class _Invocation:
 
 def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | None = None) -> int:
     """Run the command line; returns the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _own_words(sys.argv[1:] if arguments is None else arguments)
     invocation = _Invocation(tuple(words), early_server)
     try:
         command = _command(_pop_name(words))
@@ -76,7 +85,7 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
 
         return _print_error(describe(error, words, invocation.defaults), error.exit_code, invocation.words)
     except JaxrunError as error:
-        return _print_error(str(error), error.exit_code, invocation.words)
+        return _print_error(f"{error}{_other_python(error)}", error.exit_code, invocation.words)
     except (click.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED
     except (OSError, RuntimeError) as error:
@@ -84,6 +93,27 @@ def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | Non
         if not text:
             raise
         return _print_error(text, EXIT_UNAVAILABLE, invocation.words)
+
+
+def _other_python(error: JaxrunError) -> str:
+    """Return how to start the job with another Python at hand that has the module of -m; empty if there is none."""
+    if not isinstance(error, ModuleMissingError):
+        return ""
+    from jaxrun.node.other_pythons import describe_other_python, find_other_python
+
+    other = find_other_python(error.module, os.environ)
+    return "\n" + "\n".join(describe_other_python(error.module, other)) if other else ""
+
+
+def _own_words(words: Sequence[str]) -> list[str]:
+    """Replace a first word that other tools have, such as `run`, unless a program has that name."""
+    first, *rest = words or ("",)
+    instead = WORDS_OF_OTHERS.get(first)
+    if instead is None or os.path.lexists(first):
+        return list(words)
+    if first == "help" and rest[:1] and rest[0] in SUBCOMMANDS:
+        return [rest[0], "--help"]
+    return [*instead, *rest]
 
 
 def _is_other_rank() -> bool:
@@ -100,6 +130,11 @@ def _is_other_rank() -> bool:
 def _print_error(text: str, exit_code: int, words: Sequence[str]) -> int:
     """Print what was wrong: on stderr, or, for a command line with --json, as a document. Returns the exit code."""
     is_job = not words or words[0] not in SUBCOMMANDS
+    if CONTROL_FD in os.environ:
+        from jaxrun.controller.supervisor.job_server import report_not_started
+
+        if report_not_started(text, exit_code, os.environ):
+            return exit_code
     if "--json" in words and ("--dry-run" in words or not is_job):
         from jaxrun.cli import documents
 
@@ -112,8 +147,7 @@ def _print_error(text: str, exit_code: int, words: Sequence[str]) -> int:
 def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> NoReturn:
     """Run the command line and end this process, without Python's own teardown, which would take 20 ms."""
     try:
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it raises KeyboardInterrupt
+        raise_interrupts()
         status = main(arguments, early_server)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit status is already decided
     except KeyboardInterrupt:
@@ -154,6 +188,7 @@ def _command(name: str) -> click.Command:
 
 def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     from jaxrun.spec.backends.planning import make_plan
+    from jaxrun.spec.job.isolation import describe_isolation
     from jaxrun.spec.job.program_check import check_program
 
     environ = dict(os.environ)
@@ -172,10 +207,13 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
         return _run_manifest(job, dry_run=dry_run)  # the program is in the image
     job, source = check_program(job, os.getcwd(), SUBCOMMANDS)
     _warn_of_misplaced(context, job, source)
+    if isolation := describe_isolation(sys.prefix):
+        print(f"jaxrun: {isolation}", file=sys.stderr)
     if job.sbatch or job.submit:
-        return _run_sbatch(job, invocation.words, environ, dry_run=dry_run)
+        return _run_sbatch(job, environ, dry_run=dry_run)
     _refuse_task_of_several(context, job, environ)
     job_id = invocation.early_server.job_id if invocation.early_server else os.urandom(16).hex()
+    job = replace(job, env={**colour_variables(job, environ), **job.env})
     plan = make_plan(job, environ, job_id)
     if dry_run:
         from jaxrun.spec.job.leading_imports import preloaded_modules
@@ -188,6 +226,10 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
             click.echo(os.fsencode(documents.plan(plan, modules)))
         else:
             click.echo(os.fsencode(render_plan(plan, environ, modules)), nl=False)
+            if plan.launch_command is not None and not all(plan.agents.values()):  # some wait for ranks
+                from jaxrun.controller.roster import Roster
+
+                click.echo(os.fsencode(f"\nagents: {Roster.of(plan).describe()}"))
         return 0
     if job.requeue:
         from jaxrun.spec.backends.slurm_job import run_requeued
@@ -238,18 +280,18 @@ def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) ->
             print(f"jaxrun: {line}", file=sys.stderr)
 
 
-def _run_sbatch(job: Job, words: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> int:
+def _run_sbatch(job: Job, environ: Mapping[str, str], *, dry_run: bool) -> int:
     """Write the batch script of the job, or submit it to Slurm."""
     from pathlib import Path
 
     from jaxrun.spec.backends import sbatch, submit
 
     path = job.sbatch or Path(f"{job.name}.sbatch")
-    text = sbatch.sbatch_script(job, words, directory=os.getcwd(), file=str(path))
+    text = sbatch.sbatch_script(job, directory=os.getcwd(), file=str(path))
     if dry_run:
         click.echo(os.fsencode(text), nl=False)
         return 0
-    secrets = sbatch.find_secrets(job, words)
+    secrets = sbatch.find_secrets(job)
     if job.submit:
         return submit.submit_and_follow(text, path, {**environ, **secrets})
     submit.write_script(path, text)
@@ -280,10 +322,8 @@ def _run_manifest(job: Job, *, dry_run: bool) -> int:
 
 
 def _attach(
-    rank: int | None, size: int | None, head: str | None, rendezvous: str | None, check: str | None, **values: Any
+    rank: int | None, size: int | None, head: str | None, rendezvous: Path | None, check: str | None, **values: Any
 ) -> int:
-    from pathlib import Path
-
     from jaxrun.controller.supervisor.attach import attach
     from jaxrun.spec.job.program_check import check_program
 
@@ -296,8 +336,7 @@ def _attach(
     job = _make_job(context, {**values, "backend": ATTACH}, environ)
     job, source = check_program(job, os.getcwd())
     _warn_of_misplaced(context, job, source)
-    directory = Path(rendezvous) if rendezvous else None
-    return attach(job, environ, rank=rank, size=size, head=head or "", directory=directory)
+    return attach(job, environ, rank=rank, size=size, head=head or "", directory=rendezvous)
 
 
 def _doctor(as_json: bool, **values: Any) -> int:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxrun.cli.click_options import AUTOMATIC, PER_GPU, split_words
+from jaxrun.cli.click_options import AUTOMATIC, PER_CORE, PER_GPU
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_STRICT
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_TOKEN, POD_MARKER
 from jaxrun.protocol.settings import CACHE_AUTO, CACHE_OFF
-from jaxrun.spec.backends import ATTACH, HOSTS, understands
-from jaxrun.spec.job.combinations import check_options
+from jaxrun.spec.backends import ATTACH, HOSTS, LOCAL, understands
+from jaxrun.spec.job.combinations import check_backend, check_options, check_per_node, contradicted_defaults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.option_declaration import options_of
-from jaxrun.spec.job.options import HOSTS_AUTO, POD_WAIT_S
-from jaxrun.text import parse_ranks
+from jaxrun.spec.job.options import HOSTS_AUTO, POD_WAIT_S, UNATTENDED_STALL_S
+from jaxrun.spec.job.worker_options import POD_INIT_TIMEOUT_S
 
-# For runs that nobody watches, or where ranks that wait for each other must be reported.
-_UNATTENDED_STALL_TIMEOUT_S = 300.0
-# For hosts with a command each, which begins once the host's image has been pulled.
-_POD_INIT_TIMEOUT_S = 600.0
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _NAMED_HOSTS = {"host_list", "hostfile"}
 # Options that only one of the backends for named hosts has.
 _OPTIONS_OF = {"mpirun": {"mpirun", "mpi_args"}, "ssh": {"remote_python", "tunnel"}}
-# Options that exclude each other: the command line's one overrides a default of the other.
-_ALTERNATIVES = (("run_dir", "no_run_dir"), ("quiet_ranks", "only_ranks"), ("host_list", "hostfile"))
 
 
 def make_job(
@@ -37,30 +34,29 @@ def make_job(
     default_env:  variables for the workers, to which --env-file and --env add
     """
     given = _given(values)
+    check_backend(given)
     if given.get("hosts") == HOSTS_AUTO:
         _resolve_hosts(given, environ)
     if "host_rank" in given:
-        if given.get("backend", "local") != "local":
-            raise UsageError(f"--host-rank is for hosts without --backend {given['backend']}; leave one of them out")
         given["backend"] = HOSTS
     if "backend" not in given and (backend := _backend_for_hosts(given, environ)):
         given["backend"] = backend
     _resolve_processes_per_node(given)
     given["env"] = {
         **(default_env or {}),
-        **read_variables(given.pop("env_files", ()), given.pop("assignments", ()), environ),
+        **read_variables(given.get("env_files", ()), given.get("assignments", ()), environ),
         **{name: environ[name] for name in (GANG_ADDRESS, GANG_TOKEN) if name in environ},
     }
     for field, option in options_of(Job):
-        if field.name in given:
-            given[field.name] = option.flag_value or _parse(given[field.name], str(field.type), option.title)
+        if given.get(field.name) is True:
+            given[field.name] = option.kind.on
     if given.get("compile_cache", "") not in ("", CACHE_OFF, CACHE_AUTO):
         given["compile_cache"] = os.path.abspath(given["compile_cache"])
     unattended = environ.get("CI", "").lower() not in ("", "0", "false")
     if "stall_timeout" not in given and (unattended or given.get("lockstep") in (LOCKSTEP_FAIL, LOCKSTEP_STRICT)):
-        given["stall_timeout"] = _UNATTENDED_STALL_TIMEOUT_S
+        given["stall_timeout"] = UNATTENDED_STALL_S
     if given.get("backend") in (HOSTS, ATTACH) and environ.get(POD_MARKER):
-        given.setdefault("init_timeout", _POD_INIT_TIMEOUT_S)
+        given.setdefault("init_timeout", POD_INIT_TIMEOUT_S)
         if given.get("max_restarts"):
             given.setdefault("wait_hosts", POD_WAIT_S)
     job = Job(**given)
@@ -72,7 +68,7 @@ def without_effect(values: Mapping[str, Any], defaults: Collection[str], environ
     """Return those of `defaults` (names of values) that contradict other options or that the backend ignores."""
     given = _given(values)
     has_host_rank = "host_rank" in given or given.get("hosts") == HOSTS_AUTO
-    backend = HOSTS if has_host_rank else given.get("backend", Job.__dataclass_fields__["backend"].default)
+    backend = HOSTS if has_host_rank else given.get("backend", LOCAL)
     if "backend" not in given and not has_host_rank:
         typed = {name: value for name, value in given.items() if name not in defaults}
         backend = _backend_for_hosts(typed, environ) or backend
@@ -80,10 +76,7 @@ def without_effect(values: Mapping[str, Any], defaults: Collection[str], environ
     found = ignored & given.keys() & set(defaults)
     if "host_rank" in given and "host_rank" not in defaults:
         found |= {"backend"} & set(defaults)
-    for pair in _ALTERNATIVES:
-        if set(pair) <= given.keys() and not set(pair) <= set(defaults):
-            found |= set(pair) & set(defaults)
-    return found
+    return found | contradicted_defaults(given, defaults)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,8 +87,6 @@ def _resolve_hosts(given: dict[str, Any], environ: Mapping[str, str]) -> None:
     """Replace --hosts auto with values from the pod or the cloud. Raises UsageError if they contradict an option."""
     from jaxrun.spec.job.host_env import find_host_info
 
-    if given.get("backend", "local") != "local":
-        raise UsageError(f"--hosts auto and --backend {given['backend']} contradict; leave one of them out")
     found = find_host_info(environ)
     if given.setdefault("host_rank", found.index) != found.index:
         raise UsageError(f"--host-rank {given['host_rank']}, but by its variables this is host {found.index}")
@@ -129,15 +120,20 @@ def _resolve_processes_per_node(given: dict[str, Any]) -> None:
     count = given.pop("processes_per_node", None)
     if count == PER_GPU:
         given.setdefault("platform", PER_GPU)
+    if count == PER_CORE:
+        given.setdefault("platform", "cpu")
+        count = len(os.sched_getaffinity(0))
     if count in (None, AUTOMATIC, PER_GPU):
         return
-    several = given.get("hosts", 1) > 1 or given.get("backend", "local") != "local"
-    name, option = ("processes_per_host", "--processes-per-host") if several else ("processes", "-n")
-    if given.setdefault(name, count) != count:
-        raise UsageError(f"--nproc-per-node {count} contradicts {option} {given[name]}; give one of them")
+    several = given.get("hosts", 1) > 1 or given.get("backend", LOCAL) != LOCAL
+    name = "processes_per_host" if several else "processes"
+    check_per_node(count, name, given)
+    given[name] = count
 
 
-def read_variables(files: Sequence[str], assignments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def read_variables(
+    files: Sequence[Path | str], assignments: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, str]:
     """Return the variables of --env-file and --env. Raises UsageError."""
     from pathlib import Path
 
@@ -147,25 +143,3 @@ def read_variables(files: Sequence[str], assignments: Sequence[str], environ: Ma
     for path in files:
         env |= read_env_file(Path(path))
     return env | dict(parse_assignment(text, environ) for text in assignments)
-
-
-def _parse(value: Any, annotation: str, option: str) -> Any:
-    """Return the value of a field with this annotation from typed text. Raises UsageError that names the option."""
-    match annotation:
-        case "Path | None":
-            from pathlib import Path
-
-            return Path(value)
-        case "tuple[Path, ...]":
-            from pathlib import Path
-
-            return tuple(map(Path, value))
-        case "Ranks":
-            return parse_ranks(value, option)
-        case "tuple[str, ...]":
-            return tuple(word for text in value for word in split_words(text, option))
-        case "tuple[FaultSpec, ...]":
-            from jaxrun.spec.job.fault_spec import parse_faults
-
-            return tuple(fault for text in value for fault in parse_faults(text))
-    return value

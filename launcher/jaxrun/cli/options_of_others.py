@@ -20,6 +20,7 @@ _COMPILES = "leave it out: JAX compiles by itself"
 _LOGS = "leave it out: the run directory keeps all output of all ranks (--run-dir)"
 _PREFIXES = "leave it out: each line on the screen begins with its rank"
 _BIND = "use --bind"
+_CORES = "use --cpus-per-process"
 _SHARDS = "leave it out: JAX shards by jax.sharding, and the program decides how"
 _QUIET = "use --quiet"
 _PLAN = "use --dry-run or -v, which show what jaxrun starts and where"
@@ -83,10 +84,11 @@ _INSTEAD = {
     "nodes": _HOSTS,
     "ntasks": _PROCESSES,
     "ntasks-per-node": _PER_HOST,
-    "cpus-per-task": "use --cpus-per-process",
+    "cpus-per-task": _CORES,
     "gpus-per-node": "use --gpus-per-host",
     "gpus-per-task": "use --gpus-per-host; each process gets its share",
-    "gpus": "use --gpus-per-host",
+    "gpus": "leave it out for all GPUs of a host, one process each; use -n or --gpus-per-host for fewer",
+    "gpu": "leave it out: each GPU gets a process; --platform gpu refuses to run without one",
     "-G": "use --gpus-per-host",
     "gres": "use --gpus-per-host",
     "-p": "use --partition",
@@ -197,8 +199,20 @@ def _behind(option: str, words: Sequence[str]) -> str:
     return next((word for word in typed if option[1:] in word[1:]), option)
 
 
+def _number_of_cores(name: str, words: Sequence[str]) -> str:
+    """Return the number of srun's `-c 2` and `-c2`; empty for any other option, and for the code of Python's -c."""
+    value = ""
+    if name == "-c" and name in words:
+        value = "".join(words[words.index(name) + 1 :][:1])
+    elif name.startswith("-c"):
+        value = name[len("-c") :]
+    return value if value.isdecimal() else ""
+
+
 def _spelled_out(name: str, words: Sequence[str]) -> str:
-    """Return the replacement for mpirun's `-x FOO=1` and `-genv FOO 1`; empty for any other option."""
+    """Return the replacement for srun's `-c 2`, mpirun's `-x FOO=1` and `-genv FOO 1`; empty for any other option."""
+    if cores := _number_of_cores(name, words):
+        return f"{_CORES} {cores}"
     if name not in ("-x", "-genv", "-env") or name not in words:
         return ""
     variable, *rest = (*words[words.index(name) + 1 :], "")

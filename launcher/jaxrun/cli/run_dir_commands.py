@@ -1,21 +1,24 @@
-"""The commands that read the files of past jobs, or query a running one: explain, stacks, top, debug, list, clean."""
+"""The commands that read the files of past jobs, or query a running one: explain, logs, stop, top, list …"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from jaxrun.cli import documents
 from jaxrun.cli.click_options import RunDirectory
 from jaxrun.errors import UsageError
+from jaxrun.protocol.bounds import MAX_PROFILED_STEPS
 
 _MAX_PORT = 65535
 
 COMMANDS: dict[str, click.Command] = {}
 _JOB = click.Argument(["run_dir"], required=False, type=RunDirectory(exists=True, file_okay=False))
+_WHICH_JOB = "RUN_DIR is the job's run directory, or its number or name in jaxrun list. [default: the latest]"
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the same as JSON, for programs.")
 _DIRECTORY = click.Argument(
     ["directory"], required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False)
@@ -37,9 +40,9 @@ def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[...
 
 
 @_command(
-    "Show how a job went: its verdict, and how long each rank took to start. RUN_DIR is its run directory, or N for "
-    "the Nth latest job here. [default: the latest]",
-    _JOB,
+    "Show how a job went: its verdict, what its time was worth, and how long each rank took to start; of several jobs, "
+    f"what the time of all was worth. {_WHICH_JOB}",
+    click.Argument(["run_dir"], nargs=-1, type=RunDirectory(exists=True, file_okay=False)),
     click.Option(
         ["--trace"],
         type=click.Path(),
@@ -49,18 +52,24 @@ def _command(help_text: str, *params: click.Parameter) -> Callable[[Callable[...
     click.Option(["--html"], type=click.Path(), metavar="FILE", help="Write the same as a page for any browser."),
     _JSON,
 )
-def _explain(run_dir: str | None, trace: str | None, html: str | None, as_json: bool) -> int:
+def _explain(run_dir: tuple[str, ...], trace: str | None, html: str | None, as_json: bool) -> int:
     import gc
 
-    from jaxrun.records.history.explain import explain_run, write_trace
+    from jaxrun.records.history.explain import explain_run, explain_runs, write_trace
     from jaxrun.records.rundir.recorded_files import find_run_dir
     from jaxrun.terminal import TerminalFormat
 
     gc.disable()  # a million events refer to each other in no circle, and to look for one would take most of the time
-    if not (trace or html or as_json):
-        _show(explain_run(_path(run_dir), TerminalFormat.at(1, os.environ)).rstrip("\n"))
+    if len(run_dir) > 1:
+        if trace or html or as_json:
+            raise UsageError("--trace, --html and --json are for one job; name one RUN_DIR")
+        _show(explain_runs([Path(name) for name in run_dir]))
         return 0
-    found = find_run_dir(_path(run_dir))
+    path = Path(run_dir[0]) if run_dir else None
+    if not (trace or html or as_json):
+        _show(explain_run(path, TerminalFormat.at(1, os.environ)).rstrip("\n"))
+        return 0
+    found = find_run_dir(path)
     if trace:
         click.echo(os.fsencode(write_trace(found, Path(trace))))
     if html:
@@ -73,8 +82,7 @@ def _explain(run_dir: str | None, trace: str | None, html: str | None, as_json: 
 
 
 @_command(
-    "Show where all ranks of a running job are, in groups. The job is not disturbed, except by --native. RUN_DIR is "
-    "the job's run directory, or N for the Nth latest job here. [default: the latest]",
+    f"Show where all ranks of a running job are, in groups. The job is not disturbed, except by --native. {_WHICH_JOB}",
     _JOB,
     click.Option(["--full"], is_flag=True, help="Show all frames of each group."),
     click.Option(["--native"], is_flag=True, help="Show C frames too, by py-spy, which stops each rank for a second."),
@@ -94,10 +102,15 @@ def _stacks(run_dir: str | None, full: bool, native: bool, as_json: bool) -> int
 
 
 @_command(
-    "Take a JAX profile of the next steps of a running job, on all ranks at the same calls, for xprof. RUN_DIR is the "
-    "job's run directory, or N for the Nth latest job here. [default: the latest]",
+    "Take a JAX profile of the next steps of a running job, on all ranks at the same calls, for xprof. " + _WHICH_JOB,
     _JOB,
-    click.Option(["--steps"], type=click.IntRange(min=1), default=5, metavar="N", help="How many steps. [default: 5]"),
+    click.Option(
+        ["--steps"],
+        type=click.IntRange(1, MAX_PROFILED_STEPS),
+        default=5,
+        metavar="N",
+        help="How many steps. [default: 5]",
+    ),
     click.Option(
         ["--output"],
         type=click.Path(),
@@ -116,7 +129,7 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
 
 @_command(
     "Show how far each rank of a running job is, and what it uses, twice a second. Ranks that stand out come first. "
-    "The job is not disturbed. RUN_DIR is its run directory, or N for the Nth latest job here. [default: the latest]",
+    f"The job is not disturbed. {_WHICH_JOB}",
     _JOB,
     click.Option(["--once"], is_flag=True, help="Print the table once, and end. So does output to a pipe."),
     _JSON,
@@ -156,23 +169,22 @@ def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, web: str 
     return 0
 
 
-def _serve_page(run_dir: Path | None, port: str) -> int:
+def _serve_page(run_dir: Path | None, port: str) -> NoReturn:
     """Serve the page until Ctrl-C: also when the job is over, so that its end can be looked at."""
-    from jaxrun.frontends.job_page.server import find_job, open_page
+    from jaxrun.frontends.job_page.server import find_job, serve_page
 
     if not port.isdecimal() or int(port) > _MAX_PORT:
         raise UsageError(f"--web {port} is not a port; give a number up to {_MAX_PORT}, or none for any free port")
-    server, address = open_page(*find_job(run_dir), int(port))
-    click.echo(f"jaxrun: open {address} in a browser on this machine; Ctrl-C ends this", err=True)
-    with server:
-        server.serve_forever()
-    return 0
+
+    def announce(address: str) -> None:
+        click.echo(f"jaxrun: open {address} in a browser on this machine; Ctrl-C ends this", err=True)
+
+    serve_page(*find_job(run_dir), int(port), announce)
 
 
 @_command(
     "Connect an editor's debugger (debugpy) with a rank of a running job, on any host, and print the launch.json for "
-    "it. It ends when the editor lets go, or by Ctrl-C; the job continues. RUN_DIR is the job's run directory, or N "
-    "for the Nth latest job here. [default: the latest]",
+    f"it. It ends when the editor lets go, or by Ctrl-C; the job continues. {_WHICH_JOB}",
     _JOB,
     click.Option(["--rank"], type=click.IntRange(min=0), metavar="R", help="The rank to debug; required."),
     click.Option(["--go"], is_flag=True, help="Instead let a job that was started with --debug run without an editor."),
@@ -215,16 +227,82 @@ def _debug(run_dir: str | None, rank: int | None, go: bool, port: int, as_json: 
     return 0
 
 
-@_command("List the jobs that have a run directory in DIR, the newest last. [default: jaxrun-runs]", _JSON, _DIRECTORY)
-def _list(directory: str | None, as_json: bool) -> int:
+@_command(
+    f"Print what the ranks of a job have printed, in its latest attempt: rank by rank; -f as it comes. {_WHICH_JOB}",
+    _JOB,
+    click.Option(["-f", "--follow"], is_flag=True, help="Continue until the job is over, and print how it ended."),
+    click.Option(["--rank"], metavar="R,R", help="Only these ranks, such as 0,4-7."),
+    click.Option(["--attempt"], type=click.IntRange(min=1), metavar="N", help="This attempt, from 1."),
+    click.Option(
+        ["-n", "--tail"], type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log file."
+    ),
+)
+def _logs(run_dir: str | None, follow: bool, rank: str | None, attempt: int | None, tail: int | None) -> int:
+    from jaxrun.records.history.rank_output import show_output
+    from jaxrun.records.rundir.recorded_files import find_run_dir
+    from jaxrun.text import parse_ranks
+
+    ranks = parse_ranks(rank, "--rank") if rank is not None else None
+    show_output(find_run_dir(_path(run_dir)), ranks=ranks, attempt=attempt, last_lines=tail, follow=follow)
+    return 0
+
+
+_STOP_HELP = (
+    "End a running job, as SIGTERM to its jaxrun does: a program that polls should_stop ends by itself, others have "
+    f"--signal-grace if they listen. Waits until it is over. {_WHICH_JOB}"
+)
+_NOW = click.Option(["--now"], is_flag=True, help="End it at once, without grace; exit code 129.")
+
+
+@_command(_STOP_HELP, _JOB, _NOW, _JSON)
+def _stop(run_dir: str | None, now: bool, as_json: bool) -> int:
+    from jaxrun.records.rundir import job_requests, running_job
+
+    job = running_job.find_running_job(_path(run_dir), "jaxrun stop")
+    verdict = job_requests.stop(job, now=now, show=lambda text: click.echo(os.fsencode(f"jaxrun: {text}"), err=True))
+    if as_json:
+        click.echo(os.fsencode(documents.stopped(job.run_dir, verdict)))
+    else:
+        _show(job_requests.format_stopped(job.run_dir, verdict))
+    return 0
+
+
+@_command(f"Another word for jaxrun stop. {_STOP_HELP}", _JOB, _NOW, _JSON)
+def _kill(run_dir: str | None, now: bool, as_json: bool) -> int:
+    return _stop(run_dir, now, as_json)
+
+
+@_command(
+    "List the jobs that have a run directory in DIR, the newest last. [default: jaxrun-runs]",
+    click.Option(["--goodput"], is_flag=True, help="Instead sum up what the time of the jobs was worth, by --tag."),
+    _JSON,
+    _DIRECTORY,
+)
+def _list(goodput: bool, directory: str | None, as_json: bool) -> int:
     from jaxrun.records.rundir import jobs
 
     collection, found = jobs.list_jobs(_path(directory))
+    if goodput and as_json:
+        raise UsageError("--goodput has no JSON of its own; explain --json has the goodput of each job")
+    if goodput:
+        from jaxrun.records.history.goodput import format_by_tag
+
+        _show(
+            format_by_tag((job.path, job.tag) for job in found) or f"no job below {collection} has steps that are known"
+        )
+        return 0
     if as_json:
         click.echo(os.fsencode(documents.job_list(collection, found)))
     else:
-        _show(jobs.format_jobs(found) if found else f"{collection} holds no run directory")
+        from jaxrun.terminal import terminal_width
+
+        _show(jobs.format_jobs(found, terminal_width(1)) if found else f"{collection} holds no run directory")
     return 0
+
+
+@_command("Another word for jaxrun list: the jobs in DIR, the newest last. [default: jaxrun-runs]", _JSON, _DIRECTORY)
+def _status(directory: str | None, as_json: bool) -> int:
+    return _list(False, directory, as_json)
 
 
 @_command(
@@ -241,6 +319,8 @@ def _list(directory: str | None, as_json: bool) -> int:
 def _clean(
     keep: int | None, dry_run: bool, staged: bool, stage_dir: str | None, as_json: bool, directory: str | None
 ) -> int:
+    from jaxrun.files.shared_memory import remove_abandoned
+    from jaxrun.node.agent import mpi_memory
     from jaxrun.records.rundir import job_sockets, jobs
 
     if staged and dry_run:
@@ -252,6 +332,9 @@ def _clean(
             "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"
         )
     job_sockets.remove_stale(os.environ)
+    if not dry_run:
+        remove_abandoned(snapshots_after=0.0)
+        mpi_memory.remove_abandoned()
     collection, found = jobs.list_jobs(_path(directory))
     done = jobs.clean(collection, found, keep, dry_run=dry_run)
     if as_json:
@@ -263,6 +346,7 @@ def _clean(
 
 def _clean_copies(stage_dir: str, *, as_json: bool) -> int:
     from jaxrun.node.staging.copies import Copies
+    from jaxrun.records.document_types import CleanedCopies
     from jaxrun.text import plural
 
     try:
@@ -271,8 +355,8 @@ def _clean_copies(stage_dir: str, *, as_json: bool) -> int:
         raise UsageError(f"cannot use {stage_dir or 'TMPDIR'}: {error.strerror}; is --stage-dir right?") from None
     count, deleted = copies.remove_unused()
     if as_json:
-        content = {"directory": str(copies.path), "copies": count, "deleted": deleted}
-        click.echo(os.fsencode(documents.format_document("cleaned copies", content)))
+        document = CleanedCopies(directory=str(copies.path), copies=count, deleted=deleted)
+        click.echo(os.fsencode(documents.format_document(document)))
     else:
         _show(f"deleted {deleted} of {plural(count, 'copy')} in {copies.path}")
     return 0

@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.spec.backends import LOCAL
+from jaxrun.spec.job.option_kinds import DIRECTORY, RANKS
 
 _PREFIX = "torchrun_"  # prefix of the names of their values
 _DEFAULT_PORTS = {"--rdzv-endpoint": 29400, "--master-addr": 29500}
@@ -70,12 +72,13 @@ def translate(values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[di
     if "--module" in given:
         own["module"] = True
     if "--log-dir" in given:
-        _set(own, "run_dir", given["--log-dir"], "--log-dir", "--run-dir")
+        _set(own, "run_dir", DIRECTORY.parse(given["--log-dir"], "--log-dir"), "--log-dir", "--run-dir")
     if "--local-ranks-filter" in given:
         if _has_several_hosts(own):
             ignored["--local-ranks-filter"] = "on several hosts, --only-rank counts the ranks of the whole job"
         else:
-            _set(own, "only_ranks", given["--local-ranks-filter"], "--local-ranks-filter", "--only-rank")
+            ranks = RANKS.parse(given["--local-ranks-filter"], "--local-ranks-filter")
+            _set(own, "only_ranks", ranks, "--local-ranks-filter", "--only-rank")
     _resolve_address(own, given, ignored, environ)
     if "--no-python" in given:
         own["program"] = _without_python(own.get("program") or ())
@@ -112,7 +115,7 @@ def _resolve_address(
         if "--master-port" in given:
             ignored["--master-port"] = "the address needs --master-addr too"
         return
-    if not _has_several_hosts(own) or (own.get("backend") or "local") != "local":
+    if not _has_several_hosts(own) or (own.get("backend") or LOCAL) != LOCAL:
         ignored[title] = "jaxrun finds an address and a free port"
         return
     address = given[title]

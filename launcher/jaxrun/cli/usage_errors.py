@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 import click
 
 from jaxrun.cli.defaults import Defaults
-from jaxrun.cli.job_option import JobOption, job_options
+from jaxrun.cli.job_option import JobOption, WrongValueError, job_options
 from jaxrun.cli.options_of_others import find_foreign, find_instead
 from jaxrun.spec.job.option_declaration import SHAPE
 
@@ -55,15 +54,19 @@ def _bad_value(error: click.BadParameter, param: click.Parameter, words: Sequenc
         begins_so = word.startswith(tuple(name for name in param.opts if len(name) == len("-x")))
         if begins_so and (instead := find_instead(word)):
             return f"there is no option {word}: {instead}"
-    message = _plain(error.message).replace("valid integer range", "valid integer")
-    return f"{'' if is_typed else f'{source}: '}{_name(param)}: {message}"
+    text = error.message if isinstance(error, WrongValueError) else f"{_name(param)}: {_plain(error.message)}"
+    return text if is_typed else f"{source}: {text}"
 
 
 def _close_options(error: click.NoSuchOption) -> list[str]:
     """Return the options that begin with the typed text, or else the most similar one."""
     known = [name for param in (error.ctx.command.params if error.ctx else ()) for name in param.opts]
     beginning = [name for name in known if len(error.option_name) > 3 and name.startswith(error.option_name)]
-    return beginning or difflib.get_close_matches(error.option_name, known, n=1, cutoff=0.7)
+    if beginning:
+        return beginning
+    import difflib  # takes 1 ms
+
+    return difflib.get_close_matches(error.option_name, known, n=1, cutoff=0.7)
 
 
 def _is_default(ctx: click.Context, param: click.Parameter) -> bool:

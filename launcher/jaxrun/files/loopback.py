@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from pathlib import Path
 
 _ADDRESS = struct.Struct("=I")  # the kernel prints an address as a number of this machine's byte order
 _LOCAL, _REMOTE, _STATE, _UID = 1, 2, 3, 7  # columns
+_MAX_SILENT = 16  # connections that have sent nothing yet; the oldest is closed for another one
 _ESTABLISHED = "01"  # the kernel no longer knows the user of a socket that is closed, and shows root
 
 
@@ -19,6 +21,52 @@ def accept_own(listener: socket.socket) -> socket.socket:
         if find_peer_user(link) == os.geteuid():
             return link
         link.close()
+
+
+def accept_own_that_speaks(listener: socket.socket) -> socket.socket:
+    """Return the first connection of a process of this user over which something comes, which is still to be read.
+
+    Connections that end before, as those of a program that looks whether the port is open, are closed. Raises OSError
+    if the listener is shut down.
+    """
+    silent: dict[int, socket.socket] = {}
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    try:
+        while True:
+            for fd, _ in poll.poll():
+                if fd == listener.fileno():
+                    link = accept_own(listener)
+                    silent[link.fileno()] = link
+                    poll.register(link, select.POLLIN)
+                    continue
+                link = silent.pop(fd)
+                poll.unregister(fd)
+                if _has_bytes(link):
+                    return link
+                link.close()
+            while len(silent) > _MAX_SILENT:
+                fd, link = next(iter(silent.items()))
+                poll.unregister(fd)
+                del silent[fd]
+                link.close()
+    finally:
+        for link in silent.values():
+            link.close()
+
+
+def wait_until_closed(link: socket.socket) -> None:
+    """Wait until the other end has closed or reset its connection; what it has sent before may be unread."""
+    poll = select.poll()
+    poll.register(link, select.POLLRDHUP)
+    poll.poll()
+
+
+def _has_bytes(link: socket.socket) -> bool:
+    try:
+        return bool(link.recv(1, socket.MSG_PEEK))
+    except OSError:  # it was reset
+        return False
 
 
 def find_peer_user(link: socket.socket) -> int | None:

@@ -13,7 +13,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrun.text import format_user
@@ -192,13 +191,11 @@ def _open_parent(path: str | Path, dir_fd: int | None) -> Iterator[tuple[int, st
         os.close(parent)
 
 
-@dataclass(slots=True)
 class _Level:
     """A directory on the way down: its name in the one above, and the directories in it that are left to remove."""
 
-    name: str
-    identity: tuple[int, int]
-    folders: list[str]
+    def __init__(self, name: str, identity: tuple[int, int], folders: list[str]) -> None:
+        self.name, self.identity, self.folders = name, identity, folders
 
 
 def _empty(top: int) -> None:

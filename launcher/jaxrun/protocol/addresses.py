@@ -7,8 +7,9 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun.errors import UnavailableError, UsageError
 
@@ -18,8 +19,7 @@ _DISCARD_PORT = 9  # any port will do
 _LABEL = re.compile("[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")  # one label of a host name
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """A TCP port of a host; `ip` may be a host name."""
 
     ip: str
@@ -29,8 +29,7 @@ class Address:
         return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
+class UnixAddress(Struct, frozen=True):
     """A Unix socket of this machine."""
 
     path: str

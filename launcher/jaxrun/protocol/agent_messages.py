@@ -34,13 +34,17 @@ clock. With the local backend, agent and head are in one process, and pass each 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.codec import ANY_MESSAGE
+from jaxrun.protocol.bounds import EpochTime, FaultKind, Port, WaitStatus
+from jaxrun.protocol.codec import Message
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.forkserver_messages import Preloaded
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, Machine, PeerResults, ProbePeers
 from jaxrun.protocol.snapshot_messages import (
@@ -54,17 +58,17 @@ from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 
 
-@dataclass(frozen=True, slots=True)
-class HostCheck:
+class HostCheck(HidesFields, frozen=True, forbid_unknown_fields=True):
     """--host-check: a shell command, its time limit in seconds, and variables to add to the agent's own."""
+
+    hidden = frozenset({"environment"})
 
     command: str
     timeout: float
-    environment: Mapping[str, str] = field(repr=False)
+    environment: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class JobInfo:
+class JobInfo(HidesFields, Message, frozen=True):
     """The properties of the job that the agent's report depends on.
 
     job_id:     marks the job's processes
@@ -80,21 +84,22 @@ class JobInfo:
     host_check:   what to run before each report
     """
 
+    hidden = frozenset({"environment"})
+
     job_id: str
     run_dir: str
     platforms: tuple[str, ...]
     restarts: bool = False
     probe: bool = False
     stage: Stage | None = None
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict)
     host_timeout: float = 2.0
     closed_port: int = 0
     attempt: int = 1
     host_check: HostCheck | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRefused:
+class AgentRefused(Message, frozen=True):
     """The job does not need this agent, and continues without it.
 
     is_taken:  another agent has its place, so nothing is wrong with this one
@@ -104,8 +109,7 @@ class AgentRefused:
     is_taken: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AgentConnected:
+class AgentConnected(Message, frozen=True):
     """The agent uses this connection and closes all others. When it ends, the agent counts as lost.
 
     record:  of the job in which the agent has lost an earlier head; None if there was none
@@ -116,15 +120,13 @@ class AgentConnected:
     record: JobRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeepRecord:
+class KeepRecord(Message, frozen=True):
     """Keep this, in place of an earlier one, for a head that takes the place of this one."""
 
     record: JobRecord
 
 
-@dataclass(frozen=True, slots=True)
-class AgentReport:
+class AgentReport(Message, frozen=True):
     """Facts about an agent's host, before its workers are started.
 
     address, head_address:  the two ends of its connection to the head, as the agent sees them
@@ -158,15 +160,14 @@ class AgentReport:
     command: tuple[str, ...] = ()
     attempt: int = 1
     launch_id: str = ""
-    stage_port: int = 0
+    stage_port: Port = 0
     fabric: FabricFacts | None = None
     check_failure: str = ""
     lacks_environment: bool = False
     lacks_directory: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(HidesFields, frozen=True, forbid_unknown_fields=True):
     """A worker for an agent to start.
 
     worker:       its variables, except those that only its host knows
@@ -179,9 +180,11 @@ class StartWorker:
     preload:      what to import before the fork (--preload)
     """
 
+    hidden = frozenset({"environment"})
+
     worker: WorkerEnv
     program: tuple[str, ...]
-    environment: Mapping[str, str] = field(repr=False)
+    environment: Mapping[str, str]
     log_dir: str = ""
     show_output: bool = True
     fork: bool = False
@@ -189,8 +192,7 @@ class StartWorker:
     preload: str = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
+class StartWorkers(Message, frozen=True):
     """Start these workers, one for each of the agent's ranks.
 
     waits:  the agent has no rank yet: it only starts the process that imports jax and will fork such a worker
@@ -200,51 +202,46 @@ class StartWorkers:
     waits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSpawned:
+class WorkerSpawned(Message, frozen=True):
     """The worker's process exists."""
 
     rank: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(Message, frozen=True):
     """The workers could not be started at all."""
 
     text: str
     traceback: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
+class WorkerExited(Message, frozen=True):
     """The worker's process has been reaped.
 
     status:         negative for a signal
     crash_dump:     what its fault handler wrote at a fatal signal
     stderr_tail:    the last lines of its stderr
     out_of_memory:  what the kernel says about its death, if memory was short
-    peak_memory_bytes:  the most resident memory that it was seen to hold, once a second; 0 if unknown
+    peak_memory_bytes:  the most memory that it was seen to hold, once a second, without what others share; 0 if unknown
     """
 
     rank: int
-    status: int
+    status: WaitStatus
     crash_dump: str = ""
     stderr_tail: str = ""
     out_of_memory: str = ""
     peak_memory_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSignalled:
+class AgentSignalled(Message, frozen=True):
     """The agent received a signal; a scheduler signals all agents when their time is up."""
 
     agent: AgentId
-    signum: int
+    signum: signal.Signals
 
 
-@dataclass(frozen=True, slots=True)
-class OutputChunk:
+class OutputChunk(Message, frozen=True):
     """What a worker wrote to its "out" or "err"."""
 
     rank: int
@@ -252,23 +249,20 @@ class OutputChunk:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
+class StreamEnded(Message, frozen=True):
     """A worker's "out" or "err" has ended."""
 
     rank: int
     stream: str
 
 
-@dataclass(frozen=True, slots=True)
-class FirstOutput:
+class FirstOutput(Message, frozen=True):
     """The worker has written output for the first time."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryShortage:
+class MemoryShortage(Message, frozen=True):
     """The memory of the agent's host, or of its ranks' cgroup, will be full within a minute if it keeps growing.
 
     rank:       the rank that grows most
@@ -287,61 +281,53 @@ class MemoryShortage:
     growing: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ForkingDeclined:
+class ForkingDeclined(Message, frozen=True):
     """The agent starts each worker in a fresh interpreter, because the process that imported jax cannot be forked."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class OutputCredit:
+class OutputCredit(Message, frozen=True):
     """This number of bytes of the agent's OutputChunks has been shown or stored: it may send as many more."""
 
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SignalWorker:
+class SignalWorker(Message, frozen=True):
     """Send this signal to the worker."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
-class InjectFault:
+class InjectFault(Message, frozen=True):
     """Inject a fault into the agent's worker; `kind` is one of FAULT_KINDS (job/fault_spec.py)."""
 
-    kind: str
+    kind: FaultKind
 
 
-@dataclass(frozen=True, slots=True)
-class FaultNotInjected:
+class FaultNotInjected(Message, frozen=True):
     """A fault of this kind could not be injected into this rank, for this reason."""
 
     rank: int
-    kind: str
+    kind: FaultKind
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClockProbe:
+class ClockProbe(Message, frozen=True):
     """Report the time on the host's clock; `asked_at` is on the head's clock."""
 
     asked_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReply:
+class ClockReply(Message, frozen=True):
     """The time on the clock of the agent's host; `asked_at` is the ClockProbe's."""
 
     agent: AgentId
-    asked_at: float
-    time: float
+    asked_at: EpochTime
+    time: EpochTime
 
 
-@dataclass(frozen=True, slots=True)
-class NextAttempt:
+class NextAttempt(Message, frozen=True):
     """The attempt is over: end its remaining workers, and report for the attempt of this number.
 
     `ranks` are the agent's ranks in that attempt.
@@ -351,8 +337,7 @@ class NextAttempt:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(Message, frozen=True):
     """End with this status: the job is over, or continues with other agents.
 
     headline:  why the job failed, in a sentence; empty if it did not fail, or continues
@@ -374,12 +359,11 @@ WorkerOrder = InjectFault | RankQuery | ProgramDetailsRequest | AgentToWorker
 RankOrder = SignalWorker | WorkerOrder
 
 
-@dataclass(frozen=True, slots=True)
-class ToRanks:
+class ToRanks(Message, frozen=True):
     """An order for some of the agent's ranks only."""
 
     ranks: tuple[int, ...]
-    order: RankOrder = field(metadata=ANY_MESSAGE)
+    order: RankOrder
 
 
 # In the same process or on another host.

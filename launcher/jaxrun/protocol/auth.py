@@ -15,14 +15,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import hmac
-import secrets
+import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from jaxrun.errors import ProtocolError, UsageError
 
-from .codec import M, MessageDecoder, encode, message_types
+from .codec import M, Message, MessageDecoder, encode, message_types
 from .message_tags import ConnectionTags, derive_tags
 from .names import TOKEN
 
@@ -35,8 +34,7 @@ _MIN_GIVEN_BYTES = 16  # of a token that a person chooses: a shorter one could b
 _MAKE_TOKEN = f"make one, and set it on all hosts: export {TOKEN}=$(openssl rand -hex 32)"
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Message, frozen=True):
     """The server's first message to anyone who connects; `version` is the version of the handshake."""
 
     version: int
@@ -50,8 +48,7 @@ class Purpose(enum.StrEnum):
     COPY = "copy"  # to receive staged directories, as an agent whose messages travel on another connection
 
 
-@dataclass(frozen=True, slots=True)
-class ChallengeResponse:
+class ChallengeResponse(Message, frozen=True):
     """The number of the agent or rank that connects, and its proof."""
 
     number: int
@@ -60,15 +57,13 @@ class ChallengeResponse:
     purpose: Purpose = Purpose.JOIN
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message, frozen=True):
     """The client is accepted; `proof` is the server's."""
 
     proof: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Message, frozen=True):
     """The server's reason for not accepting the client."""
 
     reason: str
@@ -80,7 +75,7 @@ ToClient = Challenge | Welcome | Rejected
 
 def new_token() -> str:
     """Return a secret for one job or gang: 64 hex digits."""
-    return secrets.token_hex(_TOKEN_BYTES)
+    return os.urandom(_TOKEN_BYTES).hex()
 
 
 def derive_rank_token(token: str) -> str:
@@ -114,7 +109,7 @@ def read_given_token(environ: Mapping[str, str]) -> str:
 
 
 def new_nonce() -> str:
-    return secrets.token_hex(_TOKEN_BYTES)
+    return os.urandom(_TOKEN_BYTES).hex()
 
 
 def _check_nonce(nonce: str) -> None:

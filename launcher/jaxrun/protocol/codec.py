@@ -1,47 +1,64 @@
-"""Messages as bytes: a length of four bytes (big-endian), then JSON {"v": version, "type": class name, ...fields}.
+"""Messages as bytes: frames, each a length of four bytes (big-endian) and a body of so many bytes.
 
-Fields of type bytes follow the JSON unchanged, in order and after a zero byte, which JSON never contains. In the JSON,
-{"\\u0000": size} stands for each of them.
+Between jaxrun's own processes a body is MessagePack, after two bytes: the version, and whether texts are escaped. On
+the socket of a job, which other tools use, it is JSON. Both are an object with the message's fields and its "type",
+the name of its class; bytes are base64 in JSON.
 
-A message is a frozen dataclass. Its fields are int, float, bool, str, bytes, string enums, dataclasses of these (as
-objects), tuples of these (as lists), and mappings from strings, ranks or agents to these (as objects). Each of them may
-be optional (as null). Classes with their own `to_content` and `from_content` are allowed, too. A field of type Any is
-any JSON value. A field with the metadata ANY_MESSAGE holds a message of any type of a union, with its own "type".
-
-Nothing is unpickled or evaluated, a frame has a maximum length, and every field is checked against its annotation:
-bytes from a stranger end in a ProtocolError that says what was wrong with them. JSON files are written and read in the
-same way, except that bytes are base64 there: `json.dumps(value, default=to_content)` and `from_content`.
+A message is a Message: a frozen Struct, checked against its annotations. Nothing is unpickled or evaluated, a frame has
+a maximum length, which is checked before it is decoded, and unknown fields are refused: bytes from a stranger end in a
+ProtocolError that says what was wrong with them. A field that has a default may be missing.
 """
 
 from __future__ import annotations
 
-import base64
 import enum
 import functools
 import json
 import re
 import struct
-import types
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
 
 from jaxrun.errors import ProtocolError
 
 if TYPE_CHECKING:
     from .message_tags import Tags  # a worker's start need not pay for its imports
 
-FRAME_VERSION = 2
+FRAME_VERSION = 3
 MAX_FRAME_BYTES = 4 * 2**20
 _LENGTH = struct.Struct("!I")
-_SEPARATOR = b"\0"
-_ATTACHED = "\0"
-_RANK = re.compile(r"[0-9]{1,9}")
-ANY_MESSAGE = {"any message": True}
+_PLAIN = bytes((FRAME_VERSION, 0))
+_ESCAPED = bytes((FRAME_VERSION, 1))
+# UTF-8 has no surrogates, which stand in Python for bytes that are no text, such as of a file's name.
+_NOT_UTF8 = re.compile("[\0\ud800-\udfff]")
+_ESCAPED_SURROGATE = b"\\ud"
+_ESCAPE = re.compile("\0([0-9a-f]{4})")
+_PATH = re.compile(r" - at .*?`\$\.(\w+(?:\.\w+)*)")
+_MISSING = re.compile(r"missing required field `(\w+)`$")
+_UNKNOWN = re.compile(r"contains unknown field `(.*?)`(?: - at `\$((?:\.\w+)*).*)?$", re.DOTALL)
+_BOUND = re.compile(r"Expected `\w+` (>=|<=|of length <=|matching regex) ('.*'|\S+)", re.DOTALL)
+_BOUNDS = {">=": "at least", "<=": "at most", "of length <=": "of a length of at most", "matching regex": "of the form"}
+_WRONG = (ValueError, ArithmeticError, RecursionError)  # what msgspec raises; its own errors are ValueErrors
 
 M = TypeVar("M")
 Handler = TypeVar("Handler")
-Reader = Callable[[Any], Any]
+
+
+class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The base of all messages, events that are logged, and other values that tell their "type".
+
+    The Structs in its fields must have `forbid_unknown_fields` as well.
+    """
+
+
+class Form(enum.Enum):
+    """How the body of a frame is written."""
+
+    MESSAGE_PACK = "MessagePack"
+    JSON = "JSON"
 
 
 def message_types(union: Any) -> Mapping[str, type[Any]]:
@@ -62,75 +79,79 @@ def list_handlers(table: Mapping[Any, Handler]) -> dict[type, Handler]:
     return handlers
 
 
+# ---- writing
+
+
 def encode(message: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """Return the frame of a message. Raises ProtocolError if it would be longer than the maximum."""
-    kind = type(message).__name__
-    content = {"v": FRAME_VERSION, "type": kind, **field_values(message)}
     try:
-        body = _ENCODER.encode(content).encode()
-    except _BytesFound:
-        body = _encode_with_bytes(content)
+        return _frame(message, encode_message_pack(message), max_frame_bytes)
+    except OverflowError as error:
+        raise ProtocolError(f"a {type(message).__name__} message cannot be sent: {error}") from None
+
+
+def encode_json_frame(message: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """Return the frame of a message for the socket of a job. Raises ProtocolError if it would be too long."""
+    return _frame(message, encode_json(message), max_frame_bytes)
+
+
+def _frame(message: Any, body: bytes, max_frame_bytes: int) -> bytes:
     if len(body) > max_frame_bytes:
-        raise ProtocolError(f"a {kind} message of {len(body)} bytes is longer than {max_frame_bytes}")
+        raise ProtocolError(f"a {type(message).__name__} message of {len(body)} bytes is longer than {max_frame_bytes}")
     return _LENGTH.pack(len(body)) + body
 
 
-class _BytesFound(Exception):
-    """Raised when a message contains bytes, which must follow its JSON."""
+_TO_MESSAGE_PACK = msgspec.msgpack.Encoder()
+_TO_JSON = msgspec.json.Encoder()
 
 
-def _encode_with_bytes(content: dict[str, Any]) -> bytes:
-    attached: list[bytes] = []
-
-    def attach(value: Any) -> Any:
-        if not isinstance(value, bytes):
-            return to_content(value)
-        attached.append(value)
-        return {_ATTACHED: len(value)}
-
-    text = json.JSONEncoder(default=attach, separators=(",", ":")).encode(content)
-    return b"".join((text.encode(), _SEPARATOR, *attached))
+def encode_message_pack(message: Any) -> bytes:
+    """Return the body of a frame between processes of jaxrun."""
+    try:
+        return _PLAIN + _TO_MESSAGE_PACK.encode(message)
+    except UnicodeEncodeError:
+        content = msgspec.to_builtins(message, builtin_types=(bytes,))
+        return _ESCAPED + _TO_MESSAGE_PACK.encode(_map_texts(_escape, content))
 
 
-def field_values(value: Any) -> dict[str, Any]:
-    names, messages = _field_names(type(value))  # type: ignore[arg-type]
-    values = {name: getattr(value, name) for name in names}
-    for name in messages:
-        values[name] = _typed_content(values[name])
-    return values
+def encode_json(value: Any) -> bytes:
+    r"""Return a value as JSON. A surrogate, which UTF-8 does not have, is written as its escape, "\udcff"."""
+    try:
+        return _TO_JSON.encode(value)
+    except UnicodeEncodeError:
+        return _encode_surrogates(value, separators=(",", ":"))
 
 
-@functools.cache
-def _field_names(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of all fields, and of those that hold a message of any type."""
-    found = fields(kind)
-    return tuple(each.name for each in found), tuple(each.name for each in found if _holds_any_message(each))
+def format_json(value: Any) -> str:
+    """Return a value as JSON for people, in several lines."""
+    try:
+        return msgspec.json.format(_TO_JSON.encode(value), indent=2).decode()
+    except UnicodeEncodeError:
+        return _encode_surrogates(value, indent=2).decode()
 
 
-def _holds_any_message(field: Field[Any]) -> bool:
-    return field.metadata.items() >= ANY_MESSAGE.items()
+def _encode_surrogates(value: Any, **form: Any) -> bytes:
+    content = msgspec.to_builtins(value, str_keys=True)
+    return json.dumps(content, ensure_ascii=False, **form).encode("utf-8", "backslashreplace")
 
 
-def _typed_content(message: Any) -> dict[str, Any]:
-    return {"type": type(message).__name__, **field_values(message)}
+def _map_texts(change: Any, content: Any) -> Any:
+    if isinstance(content, str):
+        return change(content)
+    if isinstance(content, dict):
+        return {_map_texts(change, name): _map_texts(change, value) for name, value in content.items()}
+    return [_map_texts(change, one) for one in content] if isinstance(content, list | tuple) else content
 
 
-def to_content(value: Any) -> Any:
-    """Return a value that json can write, in place of one that it cannot; its contents may need the same."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.to_content() if hasattr(value, "to_content") else field_values(value)
+def _escape(text: str) -> str:
+    return _NOT_UTF8.sub(lambda found: f"\0{ord(found[0]):04x}", text)
 
 
-def _to_content_without_bytes(value: Any) -> Any:
-    if isinstance(value, bytes):
-        raise _BytesFound
-    return to_content(value)
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
 
 
-_ENCODER = json.JSONEncoder(default=_to_content_without_bytes, separators=(",", ":"))
+# ---- reading
 
 
 class MessageDecoder(Generic[M]):
@@ -140,12 +161,17 @@ class MessageDecoder(Generic[M]):
     """
 
     def __init__(
-        self, types: Mapping[str, type[M]], max_frame_bytes: int = MAX_FRAME_BYTES, tags: Tags | None = None
+        self,
+        types: Mapping[str, type[M]],
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        tags: Tags | None = None,
+        form: Form = Form.MESSAGE_PACK,
     ) -> None:
         self._types = types
         self._max_frame_bytes = max_frame_bytes
         self._tags = tags
         self._tag_bytes = tags.nbytes if tags is not None else 0
+        self._parse = _parse_json if form is Form.JSON else _parse_message_pack
         self._buffer = bytearray()
 
     @property
@@ -165,7 +191,7 @@ class MessageDecoder(Generic[M]):
                 break
             if self._tags is not None:
                 self._tags.verify(self._buffer[end:whole], self._buffer[:end])
-            messages.append(_parse(bytes(self._buffer[_LENGTH.size : end]), self._types))
+            messages.append(self._parse(bytes(self._buffer[_LENGTH.size : end]), self._types))
             del self._buffer[:whole]
         return messages
 
@@ -176,121 +202,125 @@ class MessageDecoder(Generic[M]):
         return int(length)
 
 
-def _parse(body: bytes, kinds: Mapping[str, type[M]]) -> M:
-    text, separator, attached = body.partition(_SEPARATOR)
-    end = 0
+class _Typed(Struct):
+    type: str = ""
 
-    def detach(value: dict[str, Any]) -> Any:
-        nonlocal end
-        if value.keys() != {_ATTACHED}:
-            return value
-        size = value[_ATTACHED]
-        if type(size) is not int or not 0 <= size <= len(attached) - end:
-            raise ProtocolError(f"a frame has {len(attached)} bytes after its JSON, which says {size!r:.80}")
-        end += size
-        return attached[end - size : end]
 
-    try:
-        content = json.loads(text, object_hook=detach if separator else None)
-    except (ValueError, RecursionError):
-        raise ProtocolError(f"a frame is not JSON: {body[:80]!r}") from None
-    if not isinstance(content, dict) or content.pop("v", None) != FRAME_VERSION:
+_TYPE_OF_MESSAGE_PACK = msgspec.msgpack.Decoder(_Typed)
+_TYPE_OF_JSON = msgspec.json.Decoder(_Typed)
+
+
+def _parse_message_pack(body: bytes, kinds: Mapping[str, type[M]]) -> M:
+    head, content = body[:2], memoryview(body)[2:]
+    if head == _PLAIN:
+        kind = _find_kind(_TYPE_OF_MESSAGE_PACK, content, body, kinds, Form.MESSAGE_PACK)
+        try:
+            message: M = _message_pack_decoder(kind).decode(content)  # type: ignore[arg-type]
+            return message
+        except _WRONG as error:
+            raise _refuse(kind, error, content, msgspec.msgpack.decode) from None
+    if head != _ESCAPED:
         raise ProtocolError(f"a frame is not of version {FRAME_VERSION} of the protocol: {body[:80]!r}")
-    name = content.pop("type", None)
-    kind = kinds.get(name) if isinstance(name, str) else None
+    try:
+        values = _map_texts(_unescape, msgspec.msgpack.decode(content))
+    except (*_WRONG, TypeError):
+        raise ProtocolError(f"a frame is not MessagePack: {body[:80]!r}") from None
+    return _from_plain_values(values, body, kinds, Form.MESSAGE_PACK)
+
+
+def _parse_json(body: bytes, kinds: Mapping[str, type[M]]) -> M:
+    if _ESCAPED_SURROGATE in body:
+        return _parse_json_with_surrogates(body, kinds)
+    kind = _find_kind(_TYPE_OF_JSON, body, body, kinds, Form.JSON)
+    try:
+        message: M = _json_decoder(kind).decode(body)  # type: ignore[arg-type]
+        return message
+    except _WRONG as error:
+        raise _refuse(kind, error, body, msgspec.json.decode) from None
+
+
+def _parse_json_with_surrogates(body: bytes, kinds: Mapping[str, type[M]]) -> M:
+    """Parse what msgspec refuses: a text with a surrogate that is not one half of a character."""
+    try:
+        values = json.loads(body)
+    except _WRONG:
+        raise ProtocolError(f"a frame is not JSON: {body[:80]!r}") from None
+    return _from_plain_values(values, body, kinds, Form.JSON)
+
+
+def _from_plain_values(values: Any, body: bytes, kinds: Mapping[str, type[M]], form: Form) -> M:
+    name = values.get("type") if isinstance(values, dict) else None
+    if not isinstance(name, str) or name not in kinds:
+        raise ProtocolError(f"a frame is of no known type: {body[:80]!r}")
+    return from_content(kinds[name], values, form=form)
+
+
+def _find_kind(decoder: Any, content: Any, body: bytes, kinds: Mapping[str, type[M]], form: Form) -> type[M]:
+    try:
+        kind = kinds.get(decoder.decode(content).type)
+    except msgspec.ValidationError:  # no object, or its type no text
+        kind = None
+    except _WRONG:
+        raise ProtocolError(f"a frame is not {form.value}: {body[:80]!r}") from None
     if kind is None:
         raise ProtocolError(f"a frame is of no known type: {body[:80]!r}")
-    return from_content(kind, content)
+    return kind
 
 
-def from_content(kind: type[M], content: Any, *, lenient: bool = False) -> M:
-    """Make a dataclass from the JSON values of its fields. Raises ProtocolError that names the wrong field.
-
-    lenient:  also read what another version wrote: a missing field gets its default, unknown fields are ignored
-    """
-    if type(content) is not dict:
-        raise ProtocolError(f"{kind.__name__} must be an object, not {content!r:.80}")
-    values = {}
-    for name, read, declared in _field_readers(kind, lenient):  # type: ignore[arg-type]
-        if name in content:
-            try:
-                values[name] = read(content[name])
-            except ProtocolError as error:
-                raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
-            except (ArithmeticError, LookupError, TypeError, ValueError):
-                wrong = f"{kind.__name__}.{name} must be of type {declared.type}"
-                raise ProtocolError(f"{wrong}, not {content[name]!r:.80}") from None
-        elif not lenient or (declared.default is MISSING and declared.default_factory is MISSING):
-            raise ProtocolError(f"{kind.__name__} lacks its field {name}")
-    if not lenient and len(content) > len(values):
-        raise ProtocolError(f"{kind.__name__} has no field {min(content.keys() - values.keys())!r}")
-    return kind(**values)
+# The decoder of a type is made when the first message comes: it evaluates all annotations.
+@functools.cache
+def _message_pack_decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
 
 
 @functools.cache
-def _field_readers(kind: type[Any], lenient: bool) -> tuple[tuple[str, Reader, Field[Any]], ...]:
-    hints = get_type_hints(kind)
-    found = []
-    for each in fields(kind):
-        make_reader = _message_reader if _holds_any_message(each) else _reader
-        found.append((each.name, make_reader(hints[each.name], lenient), each))
-    return tuple(found)
+def _json_decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
-def _message_reader(union: Any, lenient: bool) -> Reader:
-    kinds = message_types(union)
-
-    def read(content: Any) -> Any:
-        values = dict(_expect(dict, content))
-        return from_content(kinds[values.pop("type")], values, lenient=lenient)
-
-    return read
-
-
-def _reader(annotation: Any, lenient: bool) -> Reader:
-    """Return the function that turns a field's JSON into its value, or raises TypeError or ValueError."""
-    annotation = getattr(annotation, "__supertype__", annotation)  # of a NewType
-    if annotation in _READERS:
-        return _READERS[annotation]
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is types.UnionType:
-        (kind,) = set(inner) - {types.NoneType}
-        some = _reader(kind, lenient)
-        return lambda value: None if value is None else some(value)
-    if origin is tuple and inner[-1] is Ellipsis:
-        item = _reader(inner[0], lenient)
-        return lambda value: tuple([item(one) for one in _expect(list, value)])
-    if origin is tuple:
-        items = [_reader(kind, lenient) for kind in inner]
-        return lambda value: tuple([read(one) for read, one in zip(items, _expect(list, value), strict=True)])
-    if origin is Mapping:
-        key, item = str if inner[0] is str else _read_rank, _reader(inner[1], lenient)
-        return lambda value: {key(name): item(one) for name, one in _expect(dict, value).items()}
-    if hasattr(annotation, "from_content"):
-        return annotation.from_content  # type: ignore[no-any-return]
-    if isinstance(annotation, type) and is_dataclass(annotation):
-        return functools.partial(from_content, annotation, lenient=lenient)
-    assert issubclass(annotation, enum.Enum)
-    return annotation  # type: ignore[no-any-return]
+def from_content(kind: type[M], content: Any, *, form: Form = Form.JSON) -> M:
+    """Make a Struct from the plain values of its fields. Raises ProtocolError that names the wrong field."""
+    is_json = form is Form.JSON
+    try:
+        return msgspec.convert(content, kind, builtin_types=() if is_json else (bytes,), str_keys=is_json)
+    except (*_WRONG, TypeError) as error:
+        raise _refuse(kind, error, content, lambda values: values) from None
 
 
-def _expect(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError
-    return value
+def _refuse(kind: type[Any], error: Exception, content: Any, read: Any) -> ProtocolError:
+    """Return the error for a message of this kind that could not be decoded, in words of our own."""
+    name, text = kind.__name__, str(error)
+    if missing := _MISSING.search(text):
+        return ProtocolError(f"{name} lacks its field {missing[1]}")
+    if unknown := _UNKNOWN.search(text):
+        return ProtocolError(f"{name}{unknown[2] or ''} has no field {unknown[1]!r}")
+    if not (found := _PATH.search(text)):
+        return ProtocolError(f"{name} cannot be read: {text:.200}")
+    names = found[1].split(".")
+    label, value = _locate(name, names, content, read)
+    if bound := _BOUND.search(text):
+        limit = f"{float(bound[2]):g}" if "." in bound[2] and bound[1] in (">=", "<=") else bound[2]
+        return ProtocolError(f"{label}: {value} is not {_BOUNDS[bound[1]]} {limit}")
+    if len(names) > 1:
+        return ProtocolError(f"{label}: {text.partition(' - at ')[0]}")
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    return ProtocolError(f"{label} must be of type {_type_name(types[names[0]])}, not {value}")
 
 
-def _read_rank(key: str) -> int:
-    if not _RANK.fullmatch(key):
-        raise ValueError
-    return int(key)
+def _locate(name: str, path: Sequence[str], content: Any, read: Any) -> tuple[str, str]:
+    """Return the name of a field within a message for people, and its value, shortened."""
+    label = f"{name}.{path[0]}"
+    try:
+        value = read(content)[path[0]]
+        for below in path[1:]:
+            label = f"{label}: {value['type']}.{below}" if "type" in value else f"{label}.{below}"
+            value = value[below]
+    except (*_WRONG, LookupError, TypeError):
+        return label, "what came"
+    return label, f"{value!r:.80}"
 
 
-_READERS: dict[Any, Reader] = {
-    int: functools.partial(_expect, int),
-    bool: functools.partial(_expect, bool),
-    str: functools.partial(_expect, str),
-    float: lambda value: float(value if type(value) is float else _expect(int, value)),
-    bytes: lambda value: value if type(value) is bytes else base64.b64decode(_expect(str, value), validate=True),
-    Any: lambda value: value,
-}
+def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)

@@ -12,9 +12,9 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from jaxrun.errors import ProtocolError, UnavailableError
+from jaxrun.protocol.hidden_fields import HidesFields
 
 from . import addresses
 from .addresses import AnyAddress, UnixAddress
@@ -27,21 +27,23 @@ _FIRST_ROUND_S = 1.5  # for all addresses; each later round gets this much more,
 _ROUND_PAUSE_S = 0.25  # between two rounds: the server may not listen yet
 
 
-@dataclass(frozen=True, slots=True)
-class HeadAddress:
+class HeadAddress(HidesFields, frozen=True):
     """Where the head of a job (or the parent of a gang) may listen, and the token that both know."""
 
-    token: str = field(repr=False)
+    hidden = frozenset({"token"})
+
+    token: str
     addresses: tuple[AnyAddress, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HeadConnection:
+class HeadConnection(HidesFields, frozen=True):
     """A connection to a head that has proved that it knows the token."""
+
+    hidden = frozenset({"token"})
 
     connection: socket.socket
     tags: ConnectionTags | None
-    token: str = field(repr=False)
+    token: str
 
 
 class ConnectionAttempt:

@@ -11,49 +11,43 @@ DebuggerClosed       ──────────▶                          
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from jaxrun.protocol.codec import Message
 
 
-@dataclass(frozen=True, slots=True)
-class DebuggerRequest:
+class DebuggerRequest(Message, frozen=True):
     """A breakpoint was reached at `place`, "train.py:88 step"."""
 
     rank: int
     place: str
 
 
-@dataclass(frozen=True, slots=True)
-class DebuggerDecision:
+class DebuggerDecision(Message, frozen=True):
     """Whether the rank is debugged, and the reason if it is not."""
 
     granted: bool
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DebuggerOutput:
+class DebuggerOutput(Message, frozen=True):
     """Text that a debugger writes."""
 
     rank: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class DebuggerReadRequest:
+class DebuggerReadRequest(Message, frozen=True):
     """A debugger reads a line."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class DebuggerInput:
+class DebuggerInput(Message, frozen=True):
     """The line that was typed; empty at the end of the input."""
 
     line: str
 
 
-@dataclass(frozen=True, slots=True)
-class DebuggerClosed:
+class DebuggerClosed(Message, frozen=True):
     """The program continues, until it reaches another breakpoint."""
 
     rank: int

@@ -15,18 +15,19 @@ A rank has one session at a time. Its number tells messages of an earlier sessio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import field
+
+from jaxrun.protocol.codec import Message
 
 
-@dataclass(frozen=True, slots=True)
-class DebugpyStart:
+class DebugpyStart(Message, frozen=True):
     """Import debugpy, and connect it."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True)
-class DebugpyStarted:
+class DebugpyStarted(Message, frozen=True):
     """Debugpy is connected; or it is not, for the reason `error`, and the session is over.
 
     staged:  directories that --stage has copied, and their copies, where the rank's files are
@@ -38,16 +39,14 @@ class DebugpyStarted:
     staged: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DebugpyReady:
+class DebugpyReady(Message, frozen=True):
     """The editor has set its breakpoints (configurationDone)."""
 
     rank: int
     session: int
 
 
-@dataclass(frozen=True, slots=True)
-class DebugpyOutput:
+class DebugpyOutput(Message, frozen=True):
     """Bytes of debugpy for the editor."""
 
     rank: int
@@ -55,23 +54,20 @@ class DebugpyOutput:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DebugpyInput:
+class DebugpyInput(Message, frozen=True):
     """Bytes of the editor for debugpy."""
 
     session: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DebugpyStop:
+class DebugpyStop(Message, frozen=True):
     """The session is over: let the program continue."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True)
-class DebugpyStopped:
+class DebugpyStopped(Message, frozen=True):
     """Debugpy has let go of the rank."""
 
     rank: int

@@ -24,7 +24,7 @@ it travels over the channel (worker_messages.RankSecret).
 
 An agent started by mpirun or srun finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_TIMEOUT,
 
-| JAXRUN_HEAD              | the addresses of the head, the first that answers and knows the token wins |
+| JAXRUN_HEAD_ADDRESSES    | the addresses of the head, the first that answers and knows the token wins |
 | JAXRUN_TOKEN             | the job's secret, shared by head and agents; no worker sees it |
 | JAXRUN_ENGINE            | the engine whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
 | JAXRUN_STAYS             | whether it outlives the command that started it: True, False             |
@@ -38,10 +38,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from msgspec import Struct
+
 from jaxrun.errors import ProtocolError
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.names import (
     COORDINATOR_ADDRESS,
     JOB_ID,
@@ -60,15 +62,18 @@ FAULT_HANDLER_SIGNAL = signal.SIGRTMIN + 9
 PROGRAM_FIELDS = (
     *("job_id", "rank", "size", "local_rank", "local_size", "host", "run_dir", "attempt", "restart_reason"),
 )
-_SECRET = "secret"  # metadata of a field that is never in a variable of a worker
+_NEVER_IN_VARIABLES = ("rank_token",)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnv(WorkerSettings):
+class WorkerEnv(WorkerSettings, frozen=True, forbid_unknown_fields=True):
     """The settings of one worker at its start; the field `local_rank` travels as JAXRUN_LOCAL_RANK, and so on.
 
     Its descriptors are -1 until it is spawned.
+
+    interrupts_blocked:  the program finds SIGINT blocked, as jaxrun or its agent did
     """
+
+    hidden = frozenset({"rank_token"})
 
     job_id: str
     rank: int
@@ -85,7 +90,8 @@ class WorkerEnv(WorkerSettings):
     cpus: tuple[int, ...] = ()
     attempt: int = 1
     restart_reason: str = ""
-    rank_token: str = field(default="", repr=False, metadata={_SECRET: True})
+    interrupts_blocked: bool = False
+    rank_token: str = ""
 
     @property
     def nonce(self) -> str:
@@ -108,32 +114,33 @@ class WorkerEnv(WorkerSettings):
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> WorkerEnv:
         """Read the variables back. Raises ProtocolError that names a missing or malformed one."""
-        return cls(**_from_variables(env, _variables_of(cls)))
+        return cls(**_from_variables(cls, env, _variables_of(cls)))
 
     @classmethod
     def from_program_env(cls, env: Mapping[str, str]) -> WorkerEnv:
         """Read what a program and its children see; other fields have their defaults. Raises ProtocolError."""
-        seen = {name: each for name, each in _variables_of(cls).items() if each.name in PROGRAM_FIELDS}
-        return cls(**_from_variables(env, seen))
+        seen = {name: each for name, each in _variables_of(cls).items() if each in PROGRAM_FIELDS}
+        return cls(**_from_variables(cls, env, seen))
 
     @classmethod
     def hidden_variables(cls) -> tuple[str, ...]:
         """Return the names of the variables that a program does not see."""
-        return tuple(name for name, each in _variables_of(cls).items() if each.name not in PROGRAM_FIELDS)
+        return tuple(name for name, each in _variables_of(cls).items() if each not in PROGRAM_FIELDS)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentEnv:
+class AgentEnv(HidesFields, frozen=True):
     """The settings of the agents on all hosts, from the command that starts them.
 
-    head:    the addresses at which the head listens, "10.1.0.4:40123,[fd00::4]:40123"
-    engine:  the engine whose variables hold the rank, a key of cluster_env.CLUSTER_ENVS
-    stays:   whether the agent outlives that command
+    head_addresses:  at which the head listens, "10.1.0.4:40123,[fd00::4]:40123"
+    engine:          the engine whose variables hold the rank, a key of cluster_env.CLUSTER_ENVS
+    stays:           whether the agent outlives that command
     """
 
+    hidden = frozenset({"token"})
+
     job_id: str
-    head: str
-    token: str = field(repr=False)
+    head_addresses: str
+    token: str
     engine: str
     init_timeout: float
     stays: bool = False
@@ -144,7 +151,7 @@ class AgentEnv:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> AgentEnv:
         """Read the variables back. Raises ProtocolError that names a missing or malformed one."""
-        return cls(**_from_variables(env, _variables_of(cls)))
+        return cls(**_from_variables(cls, env, _variables_of(cls)))
 
     @classmethod
     def variable_names(cls) -> tuple[str, ...]:
@@ -158,10 +165,10 @@ def attempt_nonce(job_id: str, attempt: int) -> str:
 
 
 def _to_variables(told: WorkerEnv | AgentEnv) -> dict[str, str]:
-    return {name: _write(getattr(told, each.name)) for name, each in _variables_of(type(told)).items()}
+    return {name: _write(getattr(told, field)) for name, field in _variables_of(type(told)).items()}
 
 
-def _from_variables(env: Mapping[str, str], wanted: Mapping[str, Field[Any]]) -> dict[str, Any]:
+def _from_variables(kind: type[Struct], env: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, Any]:
     values = {}
     missing = [name for name in (JOB_ID, *wanted) if name not in env]
     if missing:
@@ -169,17 +176,25 @@ def _from_variables(env: Mapping[str, str], wanted: Mapping[str, Field[Any]]) ->
             f"{missing[0]} is not set: this process was not started by jaxrun, or the command of --wrap passes on no "
             "variables. Start the program with: jaxrun -n PROCESSES PROGRAM"
         )
-    for name, each in wanted.items():
+    for name, field in wanted.items():
+        declared = _declared_type(kind, field)
         try:
-            values[each.name] = _READERS[str(each.type)](env[name])
+            values[field] = _READERS[declared](env[name])
         except (ValueError, KeyError):
-            raise ProtocolError(f"{name}={env[name]!r} is not a valid {each.type}") from None
+            raise ProtocolError(f"{name}={env[name]!r} is not a valid {declared}") from None
     return values
 
 
-def _variables_of(kind: type[WorkerEnv | AgentEnv]) -> dict[str, Field[Any]]:
-    """Return the fields by the names of their variables, without those that travel in no variable."""
-    return {RESERVED_PREFIX + each.name.upper(): each for each in fields(kind) if _SECRET not in each.metadata}
+def _variables_of(kind: type[Struct]) -> dict[str, str]:
+    """Return the names of fields by the names of their variables, without those that travel in no variable."""
+    names = kind.__struct_fields__
+    return {RESERVED_PREFIX + name.upper(): name for name in names if name not in _NEVER_IN_VARIABLES}
+
+
+def _declared_type(kind: type[Struct], field: str) -> str:
+    """Return the annotation of a field as it is written."""
+    annotations = (vars(base).get("__annotations__", {}) for base in kind.__mro__)
+    return next(str(each[field]) for each in annotations if field in each)
 
 
 def _write(value: object) -> str:

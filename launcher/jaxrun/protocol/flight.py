@@ -1,26 +1,27 @@
-"""The content of a rank's flight recorder, as values and as the text in which an agent sends it to the head.
+"""The content of a rank's flight recorder, as values that an agent sends to the head.
 
 Times are seconds since the epoch. A group is the text of the ranks that take part, "0-3"; its calls count from 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import EVERY_CALL, NOTHING
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.text import parse_ranks
 
 
-# A tuple, not a dataclass: a head may read a hundred thousand of them at once.
-class DispatchedCall(NamedTuple):
+# A head may read a hundred thousand of these at once: they travel as arrays, and nothing in them needs a collector.
+class DispatchedCall(Struct, frozen=True, forbid_unknown_fields=True, array_like=True, gc=False):
     """A dispatched call; equal chains at equal numbers of a group mean an equal history.
 
-    `entered` is 0.0 if unknown, for example in what an agent has sent: there the timings have it.
+    `entered` is 0.0 if unknown.
     """
 
     time: float
@@ -32,7 +33,7 @@ class DispatchedCall(NamedTuple):
     entered: float = 0.0
 
 
-class CallTiming(NamedTuple):
+class CallTiming(Struct, frozen=True, forbid_unknown_fields=True, array_like=True, gc=False):
     """When a rank entered a call, and when the call had been dispatched: until then the rank could do nothing else."""
 
     group: str
@@ -42,8 +43,7 @@ class CallTiming(NamedTuple):
     site: int
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCall:
+class PendingCall(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A call that was entered and not dispatched yet."""
 
     group: str
@@ -74,8 +74,50 @@ class ProgramInfo(NamedTuple):
     source: str = ""
 
 
+class ToldStep(NamedTuple):
+    """The steps that the program has told: the last one, how many there will be (0 if unknown), and the first one.
+
+    `at` and `first_at` are when it told them.
+    """
+
+    step: int
+    total: int
+    at: float
+    first: int
+    first_at: float
+
+    @property
+    def per_second(self) -> float:
+        """Steps per second since the first one; 0.0 if unknown."""
+        return (self.step - self.first) / (self.at - self.first_at) if self.at > self.first_at else 0.0
+
+    @property
+    def began(self) -> float:
+        """When the first step began: it was told at its end, and took about as long as the later ones."""
+        return self.first_at - (1.0 / self.per_second if self.per_second > 0.0 else 0.0)
+
+
+class TimeTotals(NamedTuple):
+    """How a rank has spent its time so far, in seconds; no second is in two of these, except in `longest`.
+
+    compiling:  in finished stages of compilations
+    saving, restoring:  in finished stages of saving and restoring the program's state
+    pausing:    between two calls, if that was far longer than usual, and none of the above
+    longest:    the longest time from one call to the next, without what was compiling, saving and restoring
+    """
+
+    compiling: float = 0.0
+    saving: float = 0.0
+    restoring: float = 0.0
+    pausing: float = 0.0
+    longest: float = 0.0
+
+
+NO_TIME = TimeTotals()
+
+
 class CompilationStage(NamedTuple):
-    """A finished stage of a compilation; `stage` is one of flight_file.STAGES."""
+    """A finished stage of a compilation; `stage` is one of flight_file.STAGES or STATE_STAGES."""
 
     stage: str
     name: str
@@ -84,26 +126,25 @@ class CompilationStage(NamedTuple):
 
 
 UNKNOWN_PROGRAM = ProgramInfo("", "", "")
-_US_PER_S = 1e6
 Arrays = tuple[tuple[str, str, str], ...]  # name, "float32[32,128]" and sharding of each
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramDetails:
+class ProgramDetails(HidesFields, frozen=True, forbid_unknown_fields=True):
     """Further properties of a program that the recorder has, under these names; empty if it does not have them.
 
     text:  the lowered program, packed
     """
 
+    hidden = frozenset({"text"})
+
     source: str = ""
     arguments: Arrays = ()
     results: Arrays = ()
     mesh: str = ""
-    text: str = field(default="", repr=False)
+    text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The calls of one rank, oldest first.
 
     compiling:         name and start time of the current compilation
@@ -115,6 +156,8 @@ class Flight:
     entered:           when it entered the call that it seems to be in; 0.0 if it is in none, or if unknown
     standing:          the site at which its main thread was inside JAX's C++ dispatch when its stacks were last
                        written, and when that was; None if it was not
+    nan_search:        from when to when its calls belonged to the last search for a NaN, in which JAX runs a program
+                       again, operation by operation (jax_debug_nans); the end is in the far future if it goes on
     marks:             for each group, chains by number at some earlier calls
     call_counts:       the number of calls made so far in each group
     sites:             "file.py:88 train_step", innermost first
@@ -122,6 +165,9 @@ class Flight:
     trouble:           why less is recorded than possible
     joint_calls:       the number of calls of each joint function of jaxrun that it has called
     joint_wait:        its wait for other ranks in one of these
+    totals:            how it has spent its time so far
+    told_step:         the steps that the program has told; None if none
+    repeating_since:   when the first of the calls that repeat themselves had been dispatched; 0.0 if none have
     """
 
     level: int = NOTHING
@@ -134,6 +180,7 @@ class Flight:
     timings: tuple[CallTiming, ...] = ()
     entered: float = 0.0
     standing: tuple[int, float] | None = None
+    nan_search: tuple[float, float] | None = None
     marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     call_counts: Mapping[str, int] = field(default_factory=dict)
     programs: Mapping[int, ProgramInfo] = field(default_factory=dict)
@@ -142,6 +189,9 @@ class Flight:
     trouble: str = ""
     joint_calls: Mapping[str, int] = field(default_factory=dict)
     joint_wait: JointWait | None = None
+    totals: TimeTotals = NO_TIME
+    told_step: ToldStep | None = None
+    repeating_since: float = 0.0
 
     @property
     def complete(self) -> bool:
@@ -151,6 +201,13 @@ class Flight:
     @property
     def last_call(self) -> DispatchedCall | None:
         return self.calls[-1] if self.calls else None
+
+    @property
+    def came_at(self) -> float:
+        """When the rank came to the last call that is known: entered it, or else had made it; 0.0 without a call."""
+        if self.pending is not None:
+            return self.pending.since
+        return self.entered or (self.calls[-1].time if self.calls else 0.0)
 
     @property
     def known_calls(self) -> tuple[AnyCall, ...]:
@@ -183,111 +240,10 @@ class Flight:
         stack = self.sites.get(call.site, ())
         return strip_directory(stack[0]) if stack else ""
 
-    def to_content(self) -> dict[str, Any]:
-        """Return the content for a message: lists, numbers and texts, as few as possible."""
-        numbered = {group: place for place, group in enumerate(self.call_counts)}
-        content = {
-            "level": self.level,
-            "strict": int(self.strict),
-            "compiling": self.compiling,
-            "compiling_ranks": self.compiling_ranks,
-            "compiled_for": self.compiled_for and astuple(self.compiled_for),
-            "pending": self.pending and astuple(self.pending),
-            "groups": list(self.call_counts.items()),
-            "calls": [(call[0], numbered[call[1]], *call[2:6]) for call in self.calls],
-            "timings": _pack_timings(self.timings, numbered),
-            "entered": self.entered,
-            "standing": self.standing,
-            "marks": [(numbered[group], list(marks.items())) for group, marks in self.marks.items()],
-            "programs": list(self.programs.items()),
-            "sites": list(self.sites.items()),
-            "unknown": self.unknown_programs,
-            "trouble": self.trouble,
-            "joint": list(self.joint_calls.items()),
-            "joint_wait": self.joint_wait,
-        }
-        return {name: value for name, value in content.items() if value}
-
-    @classmethod
-    def from_content(cls, content: Mapping[str, Any]) -> Flight:
-        """Build a flight from the result of `to_content`, also after JSON; {} means that there is no recorder.
-
-        Raises ValueError if `content` is anything else.
-        """
-        try:
-            return _from_content(content)
-        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            raise ValueError(f"no flight: {error!r}") from None
-
-
-def _from_content(content: Mapping[str, Any]) -> Flight:
-    groups = {str(group): int(count) for group, count in content.get("groups", ())}
-    names = list(groups)
-    pending, compiled_for = content.get("pending"), content.get("compiled_for")
-    compiling = content.get("compiling")
-    joint_wait = content.get("joint_wait")
-    standing = content.get("standing")
-    return Flight(
-        level=int(content.get("level", NOTHING)),
-        strict=bool(content.get("strict", False)),
-        compiling=(str(compiling[0]), float(compiling[1])) if compiling else None,
-        compiling_ranks=str(content.get("compiling_ranks", "")),
-        compiled_for=_pending(*compiled_for) if compiled_for else None,
-        pending=_pending(*pending) if pending else None,
-        calls=_calls(content.get("calls", ()), names),
-        timings=_unpack_timings(content.get("timings", ()), names),
-        entered=float(content.get("entered", 0.0)),
-        standing=(int(standing[0]), float(standing[1])) if standing else None,
-        marks={names[group]: {int(n): int(chain) for n, chain in marks} for group, marks in content.get("marks", ())},
-        call_counts=groups,
-        programs={int(number): ProgramInfo(*map(str, program)) for number, program in content.get("programs", ())},
-        sites={int(number): tuple(map(str, stack)) for number, stack in content.get("sites", ())},
-        unknown_programs=int(content.get("unknown", 0)),
-        trouble=str(content.get("trouble", "")),
-        joint_calls={str(function): int(count) for function, count in content.get("joint", ())},
-        joint_wait=_joint_wait(*joint_wait) if joint_wait else None,
-    )
-
-
-def _calls(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> tuple[DispatchedCall, ...]:
-    if not set(map(type, chain.from_iterable(rows))) <= {int, float}:  # in one check: there may be a hundred thousand
-        raise TypeError("a call is written in numbers")
-    return tuple([DispatchedCall(t, names[g], n, c, p, site) for t, g, n, c, p, site in rows])
-
-
-def _pending(group: str, number: int, program: int, site: int, since: float) -> PendingCall:
-    return PendingCall(str(group), int(number), int(program), int(site), float(since))
-
-
-def _joint_wait(function: str, number: int, since: float, site: int) -> JointWait:
-    return JointWait(str(function), int(number), float(since), int(site))
-
-
-def _pack_timings(timings: Iterable[CallTiming], numbered: Mapping[str, int]) -> list[int]:
-    """Return five whole numbers for each call: all except group and site are differences, in microseconds."""
-    packed: list[int] = []
-    last_number = last_entered = 0
-    for timing in timings:
-        number, entered = timing.number, round(timing.entered * _US_PER_S)
-        duration = round(timing.dispatched * _US_PER_S) - entered
-        packed += (numbered[timing.group], number - last_number, entered - last_entered, duration, timing.site)
-        last_number, last_entered = number, entered
-    return packed
-
-
-def _unpack_timings(packed: Sequence[int], names: Sequence[str]) -> tuple[CallTiming, ...]:
-    timings = []
-    number = entered = 0
-    for group, more_calls, later, duration, site in zip(*[iter(packed)] * 5, strict=True):
-        number, entered = number + more_calls, entered + later
-        timing = CallTiming(names[group], int(number), entered / _US_PER_S, (entered + duration) / _US_PER_S, int(site))
-        timings.append(timing)
-    return tuple(timings)
-
 
 def strip_directory(place: str) -> str:
     """Write `/home/me/train.py:88 train_step` as `train.py:88 train_step`."""
-    return place.rpartition("/")[2]
+    return " ".join(place.rpartition("/")[2].splitlines())
 
 
 @lru_cache(maxsize=1024)

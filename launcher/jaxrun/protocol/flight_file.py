@@ -29,7 +29,7 @@ call (name, shapes, dtypes, shardings, mesh), `code` of the lowered program; emp
 program, compressed with zlib, in base64; empty if unknown or too long. A program that is compiled for a call has one
 such line before the compilation, without `key`, and another one after it, without `text`; if both have a value, the
 later one counts. `ranks` of a compilation are the ranks whose devices its program uses; absent if there is only one,
-or if unknown. `stage` is one of STAGES, and took at least MIN_STAGE_S.
+or if unknown. `stage` is one of STAGES or of STATE_STAGES, and took at least MIN_STAGE_S.
 
 Joint functions are functions of jaxrun that all ranks of the job must call, because ranks wait for each other there.
 From JOINT_WORD on, the header has JOINT_FUNCTION_WORDS words for each of JOINT_FUNCTIONS: how often this rank has
@@ -73,6 +73,19 @@ PENDING_COMPILES_WORD = 20
 # was (nanoseconds since the epoch); the site is 0 if it was not.
 STANDING_SITE_WORD = 21
 STANDING_AT_WORD = 22
+# When JAX began to run a program again, operation by operation, to find a NaN (jax_debug_nans), and when the last call
+# of this search ended (nanoseconds since the epoch; NAN_SEARCH_GOES_ON within a call): calls in between belong to it.
+NAN_SEARCH_SINCE_WORD = 23
+NAN_SEARCH_UNTIL_WORD = 24
+NAN_SEARCH_GOES_ON = 2**64 - 1  # later than any call
+
+# What the program says of its steps: the step that it has finished last, plus 1 (0 if it has said none), how many there
+# will be (0 if unknown), when it said so, and the same for the first step (nanoseconds since the epoch).
+STEP_WORD = 25
+STEP_TOTAL_WORD = 26
+STEP_AT_WORD = 27
+FIRST_STEP_WORD = 28
+FIRST_STEP_AT_WORD = 29
 
 # The functions of jaxrun that all ranks must call. A rank that has finished is not needed for should_stop.
 JOINT_FUNCTIONS = SNAPSHOT, RESTORE, SHOULD_STOP, GANG_BARRIER, GANG_ALLGATHER, GANG_BROADCAST = (
@@ -92,10 +105,14 @@ LEVELS = NOTHING, COMPILATIONS, FIRST_CALLS, EVERY_CALL = range(4)
 
 # The stages of a compilation, recorded when they have ended; one may be inside another.
 STAGES = TRACE, LOWER, COMPILE = "trace", "lower", "compile"
+# Stages in which the program waits until its state is saved or restored.
+STATE_STAGES = SAVE, RESTORE_STATE = "save", "restore"
 MIN_STAGE_S = 0.001
 
 DIVERGENCE_ERROR = "DivergenceError"  # raised by a worker that may not make a call
-LOCKSTEP_MODES = LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_FAIL, LOCKSTEP_STRICT = "off", "record", "fail", "strict"
+LOCKSTEP_MODES = LOCKSTEP_OFF, LOCKSTEP_RECORD, LOCKSTEP_CHECK, LOCKSTEP_FAIL, LOCKSTEP_STRICT = (
+    *("off", "record", "check", "fail", "strict"),
+)
 
 
 def flight_file_name(rank: int) -> str:

@@ -21,39 +21,44 @@ the descriptors LAUNCHER_DESCRIPTORS, and each LauncherStarted with a descriptor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from .codec import MessageDecoder, message_types
+from msgspec import Struct
+
+from jaxrun.protocol.hidden_fields import HidesFields
+
+from .codec import Message, MessageDecoder, message_types
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigureForkServer:
+class ConfigureForkServer(HidesFields, Message, frozen=True):
     """What later workers run, and where.
 
     program:             the words after the runtime in a worker's command
     environment, unset:  how the job's environment differs from the fork server's
     """
 
+    hidden = frozenset({"environment"})
+
     program: tuple[str, ...]
-    environment: Mapping[str, str] = field(repr=False)
+    environment: Mapping[str, str]
     unset: tuple[str, ...]
     directory: str
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedName:
+class ImportedName(Struct, frozen=True, forbid_unknown_fields=True):
     """A module to import, as in a line of the program.
 
     name:    "optax" for `import optax`, "flax:nnx,linen" for `from flax import nnx, linen`
     file:    the file with that line; empty if the user named the module
     line:    the line's number
     within:  the `__name__` of that file's module
+    in_table: whether it is in the table of packages that are safe to import before the fork
     """
 
     name: str
     file: str = ""
     line: int = 0
     within: str = "__main__"
+    in_table: bool = False
 
     @property
     def title(self) -> str:
@@ -62,8 +67,7 @@ class ImportedName:
         return f"{module} ({names.replace(',', ', ')})" if names else module
 
 
-@dataclass(frozen=True, slots=True)
-class Preload:
+class Preload(Message, frozen=True):
     """Import what the program will import first, before the workers are forked.
 
     imports:  in the program's order
@@ -78,8 +82,7 @@ class Preload:
     by_rank: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Preloaded:
+class Preloaded(Message, frozen=True):
     """The names imported before the fork, the seconds that took, and why the rest is left to the program."""
 
     names: tuple[str, ...]
@@ -87,8 +90,7 @@ class Preloaded:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedPreload:
+class UnfinishedPreload(Message, frozen=True):
     """What a fork server passes on to its replacement after a module proved unsafe.
 
     program:   as in ConfigureForkServer
@@ -100,49 +102,47 @@ class UnfinishedPreload:
     left_out: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class BeginAttempt:
+class BeginAttempt(Message, frozen=True):
     """Have a copy of the fork server fork the next `workers` workers; the server itself outlives the attempt."""
 
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForkWorker:
+class ForkWorker(HidesFields, Message, frozen=True):
     """Fork the worker of this rank, with these variables on top of the fork server's own."""
 
+    hidden = frozenset({"environment"})
+
     rank: int
-    environment: Mapping[str, str] = field(repr=False)
+    environment: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerForked:
+class WorkerForked(Message, frozen=True):
     """The worker of this rank exists."""
 
     rank: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForkDeclined:
+class ForkDeclined(Message, frozen=True):
     """The fork server ends: forking is unsafe here or, if there is a traceback, jax could not be imported."""
 
     reason: str
     traceback: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartLauncher:
+class StartLauncher(HidesFields, Message, frozen=True):
     """Run `jaxrun` with the words `argv` in `directory`, with these variables in place of the fork server's own."""
+
+    hidden = frozenset({"environment"})
 
     argv: tuple[str, ...]
     directory: str
-    environment: Mapping[str, str] = field(repr=False)
+    environment: Mapping[str, str]
     unset: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherStarted:
+class LauncherStarted(Message, frozen=True):
     """The launcher's process exists."""
 
     pid: int

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from .message_tags import digest
 from .payload import OwnedDescriptor, Payload, Reduce, dump
@@ -49,8 +51,7 @@ class GangMessageKind(enum.IntEnum):
     ENDED = 10
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GangMessage:
+class GangMessage(Struct, frozen=True, eq=False):
     """One message.
 
     call:  the number of the call that it belongs to
@@ -59,7 +60,7 @@ class GangMessage:
 
     kind: GangMessageKind
     call: int
-    payload: Payload = Payload()  # noqa: RUF009
+    payload: Payload = Payload()
     note: bytes = b""
 
     def load(self) -> Any:

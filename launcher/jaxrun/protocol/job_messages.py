@@ -2,27 +2,30 @@
 
     jaxrun top, stacks, profile; tools ──── Unix socket that job.json names ────┐
                                                                                 ├──▶ launcher
-    the Python process of a gang ────────── inherited socket (CONTROL_FD) ──────┘
+    the Python process of a gang, ───────── inherited socket (CONTROL_FD) ──────┘
+    or of jaxrun.run
 
-Frames of codec.py go both ways. The first frame of both ends is a Greeting. docs/event-log.md describes the socket for
-other tools; SOCKET_VERSION changes when a message there loses a field or changes its meaning.
+Frames of codec.py, with JSON in them, go both ways. The first frame of both ends is a Greeting. docs/event-log.md
+describes the socket for other tools; SOCKET_VERSION changes when a message there loses a field or changes its meaning.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+import signal
 from typing import Any
 
-from jaxrun.protocol.codec import ANY_MESSAGE
+from msgspec import Struct
 
-SOCKET_VERSION = 1
+from jaxrun.protocol.bounds import AbsolutePath, FaultKind, FileName, LeadTime, ProfiledSteps, Rank, RequestNumber
+from jaxrun.protocol.codec import Message
+
+SOCKET_VERSION = 2
 MAX_CLIENT_FRAME_BYTES = 2**16
 MAX_ANSWER_FRAME_BYTES = 2**26  # the stacks of thousands of ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
+class Greeting(Message, frozen=True):
     """The first frame of each end: the version of these messages, and the job's id; empty from a client."""
 
     version: int
@@ -32,44 +35,39 @@ class Greeting:
 # ---- requests
 
 
-@dataclass(frozen=True, slots=True)
-class StacksRequest:
+class StacksRequest(Message, frozen=True):
     """Where are all ranks now? Answered by the fields of a Snapshot; `native`: with C frames."""
 
     native: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileRequest:
+class ProfileRequest(Message, frozen=True):
     """Take a JAX profile of the next `steps` steps on all ranks. Answered once it is planned, and when it is written.
 
     directory, session:  as in worker_messages.ProfileCalls
     lead_s:              seconds that the order may take to reach all ranks; ranks that it reaches later are late
     """
 
-    steps: int
-    directory: str
-    session: str
-    lead_s: float
+    steps: ProfiledSteps
+    directory: AbsolutePath
+    session: FileName
+    lead_s: LeadTime
 
 
-@dataclass(frozen=True, slots=True)
-class OverviewRequest:
+class OverviewRequest(Message, frozen=True):
     """How far has each rank come, and what does it use? Answered by the fields of an Overview."""
 
 
-@dataclass(frozen=True, slots=True)
-class DebugRequest:
+class DebugRequest(Message, frozen=True):
     """Connect debugpy in this rank. Answered when it is connected, with each of its outputs, and at its end.
 
     The content of an answer has the fields `staged` of DebugpyStarted, or `data`, bytes in base64.
     """
 
-    rank: int
+    rank: Rank
 
 
-@dataclass(frozen=True, slots=True)
-class GoRequest:
+class GoRequest(Message, frozen=True):
     """Start the programs of a job that waits for an editor (--debug)."""
 
 
@@ -84,8 +82,7 @@ class AnswerState(enum.StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True, forbid_unknown_fields=True):
     """A launcher's answer: `text` for people, `content` according to the request, as any JSON value."""
 
     state: AnswerState
@@ -96,85 +93,97 @@ class Answer:
 # ---- from a client to the launcher
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request; the answers repeat `number`, which the client chooses."""
+class Ask(Message, frozen=True):
+    """A request; the answers repeat `number`, which the client chooses, and uses for one request at a time."""
 
-    number: int
-    request: Request = field(metadata=ANY_MESSAGE)
+    number: RequestNumber
+    request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(Message, frozen=True):
     """Bytes for the request `number`, a DebugRequest."""
 
-    number: int
+    number: RequestNumber
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Message, frozen=True):
     """End the request `number`, a DebugRequest; its last answer follows."""
 
-    number: int
+    number: RequestNumber
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
+class Follow(Message, frozen=True):
     """Send a JobEvent for each event from now on."""
 
 
-@dataclass(frozen=True, slots=True)
-class SignalOrder:
-    """Send this signal to all workers: SIGINT, SIGUSR1 or SIGUSR2."""
+class OrderedSignal(enum.IntEnum):
+    """A signal that a client may send to all workers."""
 
-    signum: int
-
-
-@dataclass(frozen=True, slots=True)
-class FaultOrder:
-    """Inject this fault into these ranks, like --chaos; `kind` is "kill" or "pause"."""
-
-    kind: str
-    ranks: tuple[int, ...]
+    SIGINT = signal.SIGINT
+    SIGUSR1 = signal.SIGUSR1
+    SIGUSR2 = signal.SIGUSR2
 
 
-@dataclass(frozen=True, slots=True)
-class EndOrder:
-    """End the job, at once."""
+class SignalOrder(Message, frozen=True):
+    """Send this signal to all workers."""
+
+    signum: OrderedSignal
+
+
+class FaultOrder(Message, frozen=True):
+    """Inject this fault into these ranks, like --chaos."""
+
+    kind: FaultKind
+    ranks: tuple[Rank, ...]
+
+
+class EndOrder(Message, frozen=True):
+    """End the job: at once, or as SIGTERM to its launcher would."""
+
+    gracefully: bool = False
 
 
 # ---- from the launcher to a client
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class JobBegan(Message, frozen=True):
+    """To the process that started jaxrun: the job has begun; `run_dir` is empty without a run directory."""
+
+    run_dir: str
+
+
+class NotStarted(Message, frozen=True):
+    """To the process that started jaxrun: there is no job, for this reason, which is not printed. The last frame."""
+
+    error: str
+    exit_code: int
+
+
+class Answered(Message, frozen=True):
     """An answer to the request of this number; further answers follow while its state is "progress"."""
 
     number: int
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class JobEvent:
+class JobEvent(Message, frozen=True):
     """An event: `line` is its line in events.jsonl, without the newline."""
 
     line: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(Message, frozen=True):
     """The job is over: `verdict` is the text of verdict.json. It is the last frame."""
 
     verdict: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Message, frozen=True):
     """The launcher closes this connection, for this reason. This is the last frame."""
 
     reason: str
 
 
 FromClient = Greeting | Ask | Input | Cancel | Follow | SignalOrder | FaultOrder | EndOrder
-ToClient = Greeting | Answered | JobEvent | JobEnded | Dropped
+ToClient = Greeting | JobBegan | NotStarted | Answered | JobEvent | JobEnded | Dropped

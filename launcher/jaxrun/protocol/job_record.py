@@ -7,13 +7,13 @@ this is, which attempt ran, and how the attempts before it have ended, so that t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from jaxrun.text import format_status
 
 
-@dataclass(frozen=True, slots=True)
-class AlikeFailure:
+class AlikeFailure(Struct, frozen=True, forbid_unknown_fields=True):
     """What is equal for failures that are alike: the exception and its place, the status (negative for a signal).
 
     With neither, the ranks were out of step at this place; without one, some had finished before the others.
@@ -36,8 +36,7 @@ class AlikeFailure:
         return f"had its ranks out of step{self.place}" if self.place else "had some ranks finish before the others"
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnd:
+class AttemptEnd(Struct, frozen=True, forbid_unknown_fields=True):
     """What counts of the end of an attempt, when it is decided whether there is another one.
 
     kind:        what --restart-on tells apart
@@ -52,8 +51,7 @@ class AttemptEnd:
     saved_step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
+class JobRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """A job and its attempts so far. Times are seconds since the epoch, on the clock of the head's host.
 
     run_dir:     the run directory on the head's host; empty where the job leaves no files

@@ -21,14 +21,21 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 PARTS_AHEAD = 3
 
 
 class NotTraceable(TypeError):
-    """JAX cannot trace the function, or its items are not arrays. `jax=False` calls it as plain Python instead."""
+    """JAX cannot trace the function, or its items are not arrays. `jax=False` calls it as plain Python instead.
+
+    >>> with jaxrun.pool(1) as pool:
+    ...     pool.map(lambda x: x if x > 0 else -x, [1.0, -1.0])
+    Traceback (most recent call last):
+    jaxrun.protocol.map_messages.NotTraceable: …
+    """
 
 
 class ArraySpec(NamedTuple):
@@ -42,8 +49,7 @@ class ArraySpec(NamedTuple):
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
-@dataclass(frozen=True, slots=True)
-class MapTask:
+class MapTask(Struct, frozen=True):
     """A function of one item, to be compiled for chunks of items on all of the rank's devices.
 
     key:           equal for the same function and the same `static`

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.errors import ProtocolError
 
@@ -54,8 +55,7 @@ class Tags:
             raise ProtocolError("a message was changed, repeated or left out on its way, or comes from someone else")
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionTags:
+class ConnectionTags(Struct, frozen=True):
     """The tags of one end of a connection, by direction."""
 
     sent: Tags

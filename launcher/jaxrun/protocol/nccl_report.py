@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 MAX_NAMED_RANKS = 16  # of one group: a report of thousands of ranks stays a short message
 
 
-@dataclass(frozen=True, slots=True)
-class NcclRank:
+class NcclRank(Struct, frozen=True, forbid_unknown_fields=True):
     """One rank of a communicator, as NCCL knows it.
 
     number:  its number in the communicator
@@ -23,24 +22,21 @@ class NcclRank:
     rank: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class NcclGroup:
+class NcclGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """Ranks of a communicator in the same state: how many, and which ones, unless there are too many to name."""
 
     size: int = 0
     named: tuple[NcclRank, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchCount:
+class LaunchCount(Struct, frozen=True, forbid_unknown_fields=True):
     """The ranks of a communicator that have launched `count` operations of one kind."""
 
     count: int
     ranks: NcclGroup
 
 
-@dataclass(frozen=True, slots=True)
-class OperationCounts:
+class OperationCounts(Struct, frozen=True, forbid_unknown_fields=True):
     """A kind of operation that ranks of a communicator have launched different numbers of times, the highest first.
 
     operation:  "AllReduce"; empty if NCCL counts all kinds together (2.24 and 2.25)
@@ -50,8 +46,7 @@ class OperationCounts:
     counts: tuple[LaunchCount, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Communicator:
+class Communicator(Struct, frozen=True, forbid_unknown_fields=True):
     """A communicator whose ranks differ.
 
     name:        NCCL's hash of it, "fa93daea854b060b", which NCCL's own log has, too
@@ -72,8 +67,7 @@ class Communicator:
         return bool(self.missing.size or self.left.size or self.operations)
 
 
-@dataclass(frozen=True, slots=True)
-class NcclReport:
+class NcclReport(Struct, frozen=True, forbid_unknown_fields=True):
     """NCCL's report about a job: its version, "2.30.4", the number of communicators, and those whose ranks differ."""
 
     version: str

@@ -17,9 +17,10 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+from msgspec import Struct
 
 _MIN_SHARED_BYTES = 2**18  # of buffers; below this, a memory file is not worth the effort
 _ALIGNMENT = 64
@@ -44,8 +45,7 @@ class OwnedDescriptor:
             self.fd = -1
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionReference:
+class FunctionReference(Struct, frozen=True):
     """A function that the receiver imports before it calls it."""
 
     module: str
@@ -55,8 +55,7 @@ class FunctionReference:
         return getattr(importlib.import_module(self.module), self.name)(*args, **kwargs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Payload:
+class Payload(Struct, frozen=True, eq=False):
     """A pickled value.
 
     body:     the pickle

@@ -11,13 +11,15 @@ They belong to the messages of agent_messages.py. Times are seconds since the ep
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.bounds import Port
+from jaxrun.protocol.codec import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
+class Gpus(Struct, frozen=True, forbid_unknown_fields=True):
     """The GPUs that a process sees, by ordinal.
 
     source:   what counted them, "NVML"
@@ -35,8 +37,7 @@ class Gpus:
     cores: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     """The resources of this machine that a job may use.
 
     cores:        the cores that this process may run on, hardware threads of one core side by side
@@ -63,8 +64,7 @@ class Machine:
         return self.gpus.get(self.platform, Gpus())
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """A GPU; the bytes of its memory are -1 if unknown."""
 
     name: str
@@ -72,8 +72,7 @@ class GpuFacts:
     all_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FabricFacts:
+class FabricFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """Facts that decide by which network NCCL sends from a rank to other hosts.
 
     nics:            kind of each NIC by name: "cxi" (Slingshot) or "infiniband" (RoCE, too)
@@ -93,8 +92,7 @@ class FabricFacts:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(Message, frozen=True):
     """What an agent finds on its host. Sizes are in bytes; a limit of -1 means that there is none.
 
     port:            the port where it answers the other hosts; 0 for none
@@ -117,7 +115,7 @@ class HostFacts:
     agent: AgentId
     time: float
     host: str
-    port: int = 0
+    port: Port = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
     name_addresses: tuple[str, ...] = ()
@@ -137,16 +135,14 @@ class HostFacts:
     sees_run_dir: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ProbePeers:
+class ProbePeers(Message, frozen=True):
     """Connect to these agents: "host:port" and the host's name for each."""
 
     addresses: Mapping[AgentId, str]
     hosts: Mapping[AgentId, str]
 
 
-@dataclass(frozen=True, slots=True)
-class PeerResults:
+class PeerResults(Message, frozen=True):
     """The result of connecting to the other agents.
 
     interfaces:     the network interface by which each was reached, "eth0"

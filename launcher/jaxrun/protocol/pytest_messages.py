@@ -22,16 +22,18 @@ All of them are pickled. Values of users' classes are bytes in them, because the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
+
+from jaxrun.protocol.hidden_fields import HidesFields
 
 PHASES = ("setup", "call", "teardown")
 # The key in a report whose failure is a PeerLost: the call in which the rank waited, and why.
 PEER_LOST = "jaxrun_peer_lost"
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
+class SessionSettings(HidesFields, frozen=True):
     """Settings that make the ranks' sessions similar to the parent's.
 
     files:      the test files to collect
@@ -45,6 +47,8 @@ class SessionSettings:
     environ:    variables for the tests
     """
 
+    hidden = frozenset({"environ"})
+
     files: tuple[str, ...]
     root: str
     ini: str
@@ -54,18 +58,16 @@ class SessionSettings:
     directory: str
     debug: bool = False
     coverage: str = ""
-    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionReady:
+class SessionReady(Struct, frozen=True):
     """The session has collected its tests. `captured`: the files with captured stdout and stderr; None if unnamed."""
 
     captured: tuple[str, str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunTest:
+class RunTest(Struct, frozen=True):
     """Run a test.
 
     next_test:  probably the next one on this gang; empty if there is none
@@ -77,15 +79,13 @@ class RunTest:
     shared: str
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseReport:
+class PhaseReport(Struct, frozen=True):
     """pytest's report of a phase, as pytest_report_to_serializable makes it."""
 
     report: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Gather:
+class Gather(Struct, frozen=True):
     """This rank is at `where` ("gang.barrier('loaded')") with a value.
 
     root: the rank whose value all ranks get; -1: all get the values of all
@@ -96,37 +96,32 @@ class Gather:
     root: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(Struct, frozen=True):
     """The values of all ranks, by rank; for a broadcast, the root's value only."""
 
     values: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLost:
+class PeerLost(Struct, frozen=True):
     """The gather will never be complete; `reason` names a rank that will not come."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FaultRequest:
+class FaultRequest(Struct, frozen=True):
     """Inject the fault `kind` ("kill", "pause") into a rank; equal requests in one test count once."""
 
     kind: str
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class DebugRequest:
+class DebugRequest(Struct, frozen=True):
     """The test has failed on this rank, which waits for a DebuggerDecision. `error`: the beginning of the failure."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedWarning:
+class RecordedWarning(Struct, frozen=True):
     """A warning as text: the name of its class, its message, and the arguments of pytest_warning_recorded."""
 
     category: str
@@ -138,8 +133,7 @@ class RecordedWarning:
     location: tuple[str, int, str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunFinished:
+class RunFinished(Struct, frozen=True):
     """The test has ended on this rank.
 
     calls:   the number of cross-process calls that this rank has made so far, by group of ranks

@@ -5,9 +5,8 @@ The options that set it are declared in spec/job/options.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
+from jaxrun.protocol.flight_file import LOCKSTEP_CHECK
+from jaxrun.protocol.hidden_fields import HidesFields
 
 MAKE_MESH_JAXRUN, MAKE_MESH_JAX = MAKE_MESH_MODES = ("jaxrun", "jax")  # what lays out a mesh over several hosts
 # Which ranks of a host compile a program that they share: one of them if that is safe, or each.
@@ -17,8 +16,7 @@ TLS_AUTO, TLS_ON, TLS_OFF = TLS_MODES = ("auto", "on", "off")  # whether JAX's c
 CACHE_OFF, CACHE_AUTO = "off", "auto"  # values besides a directory for compiled programs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(HidesFields, frozen=True, kw_only=True):
     """Settings that every worker gets.
 
     compile_cache:  directory for compiled programs: an absolute path, "auto" or "off"
@@ -29,11 +27,13 @@ class WorkerSettings:
     make_mesh: str = MAKE_MESH_JAXRUN
     stdin: str = ""
     torch_env: bool = False
+    expand_args: bool = False
     compile: str = COMPILE_AUTO
     compile_cache: str = CACHE_OFF
     coordinator_tls: str = TLS_AUTO
     verbose: bool = False
-    lockstep: str = LOCKSTEP_RECORD
+    lockstep: str = LOCKSTEP_CHECK
     init_timeout: float = 120.0
     pdb: bool = False
     debug_post_mortem: bool = False
+    keep_survivors: bool = False

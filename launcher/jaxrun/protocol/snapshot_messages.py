@@ -6,8 +6,10 @@ They belong to the messages of agent_messages.py.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
+
+from jaxrun.protocol.codec import Message
 from jaxrun.protocol.flight import Flight, ProgramDetails
 from jaxrun.protocol.nccl_report import NcclReport
 
@@ -22,6 +24,7 @@ class RankDetail(enum.StrEnum):
     STACKS = "stacks"  # Python stacks, with its counters and last calls
     NATIVE_STACKS = "native stacks"  # the same, with C frames
     IDENTITY = "identity"  # its process id in its own namespace, and its host's addresses
+    SIGTERM = "sigterm"  # whether JAX has logged that it got SIGTERM
     NCCL = "nccl"  # the report of NCCL's own service about all ranks, if asking is harmless
     NCCL_AT_END = "nccl at the end"  # the same for a job that is about to end: also if asking may crash a rank
 
@@ -30,30 +33,29 @@ class RankDetail(enum.StrEnum):
         return self in (RankDetail.STACKS, RankDetail.NATIVE_STACKS)
 
 
-@dataclass(frozen=True, slots=True)
-class RankQuery:
+class RankQuery(Message, frozen=True):
     """A query to a rank. Its agent answers with a RankReply of the same number."""
 
     number: int
     detail: RankDetail
 
 
-@dataclass(frozen=True, slots=True)
-class ChildProcess:
+class ChildProcess(Struct, frozen=True, forbid_unknown_fields=True):
     """A process that a rank has started.
 
     command:  its command; empty if it has ended, or has the same command as the rank's own program
     status:   as in `subprocess`, negative for a signal, for a process that has ended and was not waited for; None while
               it is alive
+    is_fork:  whether it is a fork of the rank, which has copies of the rank's locks
     """
 
     pid: int
     command: str = ""
     status: int | None = None
+    is_fork: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RankReply:
+class RankReply(Message, frozen=True):
     """The state of a rank; fields that were not asked for are empty.
 
     number:         the RankQuery's; 0 for a rank that has not replied
@@ -67,7 +69,7 @@ class RankReply:
     file_bytes:     bytes that it has read from files and written to them, as far as the kernel counts them
     call_counters:  of its flight recorder; equal as long as it has not entered, made or compiled anything
     flight:         the content of its flight recorder; for VITALS only the last call
-    memory_bytes:   resident memory of its process; 0 if unknown
+    memory_bytes:   of its process, with shared pages divided among those that share them (PSS); 0 if unknown
     gpu_percent:    share of the last moment in which its GPUs were busy, on average; -1 if unknown
     gpu_bytes:      used memory of its GPUs, by any process; -1 if unknown
     host_memory_bytes, host_memory_limit_bytes:  used memory of its host, or of its cgroup if that is fuller, and how
@@ -75,6 +77,7 @@ class RankReply:
     children:       the processes that it has started, if stacks were asked for
     own_pid:        its process id in its own namespace
     addresses:      the IP addresses of its host
+    got_sigterm:    whether its last lines on stderr have JAX's line about SIGTERM
     nccl:           the report of NCCL's own service; None if it was not asked, or has not answered
     """
 
@@ -98,6 +101,7 @@ class RankReply:
     children: tuple[ChildProcess, ...] = ()
     own_pid: int = 0
     addresses: tuple[str, ...] = ()
+    got_sigterm: bool = False
     nccl: NcclReport | None = None
 
 
@@ -110,8 +114,7 @@ class ProcessState(enum.StrEnum):
     DISK = "D"  # waits in the kernel, where no signal reaches it, for a disk, a file server or a driver
 
 
-@dataclass(frozen=True, slots=True)
-class RecorderSnapshot:
+class RecorderSnapshot(Message, frozen=True):
     """The flight recorder of a rank when its program ends, or after it has died.
 
     core_wait_s:  seconds that its threads have waited for a core; 0.0 if it has died
@@ -122,17 +125,16 @@ class RecorderSnapshot:
     core_wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramDetailsRequest:
+class ProgramDetailsRequest(Message, frozen=True):
     """Read the flight recorder's details of a program; answered by a ProgramDetailsReply."""
 
     program: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramDetailsReply:
-    """The details of a program in a rank's flight recorder."""
+class ProgramDetailsReply(Message, frozen=True):
+    """The details of a program in a rank's flight recorder, and the rank's last calls."""
 
     rank: int
     program: int
     details: ProgramDetails
+    flight: Flight = field(default_factory=Flight)

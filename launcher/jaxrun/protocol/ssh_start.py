@@ -14,25 +14,17 @@ If hosts fail, the starter says why in words for people, and then in one line fo
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.names import RESERVED_PREFIX
 
-AGENT_RANKS = f"{RESERVED_PREFIX}AGENT_RANKS"  # an agent's ranks and the size of the job, "0-3 8"
-HEAD_TUNNEL = f"{RESERVED_PREFIX}HEAD_TUNNEL"  # where ssh forwards to the head, "127.0.0.1:40123", on the agent's host
-GANG_TUNNEL = f"{RESERVED_PREFIX}GANG_TUNNEL"  # the same for the process that owns a gang
-# Where jaxrun is carried: an agent's lock on the copy in which it runs, and the environment that --stage brings.
-CARRIED_LOCK = f"{RESERVED_PREFIX}CARRIED_LOCK"
-CARRIED_ENVIRONMENT = f"{RESERVED_PREFIX}CARRIED_ENVIRONMENT"
-LACKS_DIRECTORY = f"{RESERVED_PREFIX}LACKS_DIRECTORY"  # the launcher's directory, if the agent's host waits for a copy
 TUNNEL_AUTO, TUNNEL_ON, TUNNEL_OFF = TUNNEL_MODES = ("auto", "on", "off")
 FOUND = "jaxrun-agent-found-head"  # what an agent with AGENT_RANKS prints once it is connected
 _FAILED_AGENTS = "jaxrun-failed-agents"
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedEnvironment:
+class CarriedEnvironment(Struct, frozen=True):
     """The launcher's environment, which --stage brings to a host.
 
     python, prefix:  its interpreter and its directory, as paths on the launcher's host

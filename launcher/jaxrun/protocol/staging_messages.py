@@ -15,18 +15,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.codec import Message
+from jaxrun.protocol.names import STAGED
 from jaxrun.protocol.worker_command import program_of
 
 STAGE_VENV = "venv"  # a name for --stage: the environment in which jaxrun runs
-_STAGED = "JAXRUN_STAGED"
 _PATH_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
-@dataclass(frozen=True, slots=True)
-class StagedContent:
+class StagedContent(Struct, frozen=True, forbid_unknown_fields=True):
     """A directory as it was read: the paths that mean it, the hash of its content, the bytes of its files."""
 
     sources: tuple[str, ...]
@@ -34,24 +35,21 @@ class StagedContent:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True, forbid_unknown_fields=True):
     """All directories to copy, and the directory of --stage-dir; empty for each host's TMPDIR or /tmp."""
 
     base: str
     contents: tuple[StagedContent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CopyStaged:
+class CopyStaged(Message, frozen=True):
     """Copy all staged directories from `giver` ("host:port", "" for the head) to your host; `takers` copy from it."""
 
     giver: str
     takers: int
 
 
-@dataclass(frozen=True, slots=True)
-class StagedCopied:
+class StagedCopied(Message, frozen=True):
     """All staged directories are on the agent's host, which received `nbytes` for it; or `error` says why not."""
 
     agent: AgentId
@@ -77,9 +75,9 @@ def use_copies(
     lists = {name: environ[name].split(":") for name in _PATH_VARIABLES if environ.get(name)}
     variables = {name: ":".join(staged_path(part, staged) for part in parts) for name, parts in lists.items()}
     argv = (*(staged_path(file, staged) for file in files), *argv[len(files) :])
-    return argv, {**variables, _STAGED: json.dumps(staged)}
+    return argv, {**variables, STAGED: json.dumps(staged)}
 
 
 def read_staged(environ: Mapping[str, str]) -> dict[str, str]:
     """The copies that the launcher or an agent has told this worker of."""
-    return dict(json.loads(environ.get(_STAGED, "{}")))
+    return dict(json.loads(environ.get(STAGED, "{}")))

@@ -14,50 +14,44 @@ lets the next one wait; the head lets the first poll that no rank has made yet r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from jaxrun.protocol.codec import Message
 
 NO_STEP = -1  # if the program has given none
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSaved:
+class CheckpointSaved(Message, frozen=True):
     """The checkpoint of this step of the program is complete."""
 
     rank: int
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopPolled:
+class StopPolled(Message, frozen=True):
     """The program polls from now on whether it should stop."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Message, frozen=True):
     """The program should stop, for this reason ("SIGTERM"): send your PollCount, and make no poll before StopAt."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PollCount:
+class PollCount(Message, frozen=True):
     """The number of polls of this rank that have returned, all of them False."""
 
     rank: int
     polls: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopAt:
+class StopAt(Message, frozen=True):
     """The poll with this number, counted from 1, is the first to return True, on all ranks."""
 
     poll: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopReached:
+class StopReached(Message, frozen=True):
     """The program was told to stop, at this step of its own, or NO_STEP."""
 
     rank: int

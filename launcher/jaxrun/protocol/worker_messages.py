@@ -11,15 +11,18 @@
     Call                ──────────▶    (a cross-process call is about to start, or to be compiled first)
                         ◀──────────    Proceed | CallMismatch   (if the call waits for it)
     ThreadFailed        ──────────▶    (a thread of the program died; the program continues)
+    PoolWorkerDied      ──────────▶    (a worker of a process pool died; the pool continues without its task)
     SignalHandlers      ──────────▶    (the program handles SIGINT or SIGTERM itself, or no longer)
     Interrupted         ──────────▶    (KeyboardInterrupt is raised in it)
     MpiImported         ──────────▶    (the program, whose ranks an MPI has started, uses it)
+    PreemptionNotice    ──────────▶    (from rank 0: SIGTERM has come to some rank, which JAX has handled)
                         ◀──────────    ProfileCalls      (flight_file.ORDERS_WORD makes the rank look for it)
     ProfileEnded        ──────────▶
                         ◀─────────▶    (debugger_messages.py, while it is being debugged)
                         ◀─────────▶    (debugpy_messages.py, while an editor debugs it; a signal makes it look for the
                                        first one)
                         ◀─────────▶    (stop_messages.py, if the program asks whether it should stop)
+                        ◀─────────▶    (survivor_messages.py, with --keep-survivors)
     Failed | Done       ──────────▶    (the program's end; with --pdb, Failed is answered by a DebuggerDecision)
                         ◀──────────    Exit              (after Done: all ranks have finished)
 
@@ -31,16 +34,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from jaxrun.protocol.codec import MessageDecoder, message_types
+from msgspec import Struct
+
+from jaxrun.protocol.bounds import AbsolutePath, ExitCode, FileName
+from jaxrun.protocol.codec import Message, MessageDecoder, message_types
 from jaxrun.protocol.debugger_messages import DebuggerAnswer, DebuggerMessage
 from jaxrun.protocol.debugpy_messages import DebugpyFromRank, DebugpyToRank
+from jaxrun.protocol.error_chain import BackgroundSave, ErrorChain
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.stop_messages import StopMessageToHead, StopMessageToRank
+from jaxrun.protocol.survivor_messages import LiveRanksAsked, SurvivorMessageToRank
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, frozen=True):
     """A worker has started (`started_at`) and imported jax; `versions` and `environment` must be equal on all ranks.
 
     public_key:  of the key with which it joins by TLS, a compressed point of P-256 in hex; empty if it has none
@@ -57,15 +64,15 @@ class Hello:
     public_key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RankSecret:
+class RankSecret(HidesFields, Message, frozen=True):
     """The secret that the ranks of an attempt share. A variable would appear in logs of the environment."""
 
-    token: str = field(repr=False)
+    hidden = frozenset({"token"})
+
+    token: str
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     """The certificate with which a rank joins, for the key of its Hello; `chain` and `ca` are PEM.
 
     chain:  the rank's own certificate
@@ -78,16 +85,14 @@ class Certificate:
     peers: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartCoordinator:
+class StartCoordinator(Message, frozen=True):
     """Open the coordinator on a free port of `interface` (an address of rank 0's host), by TLS with a certificate."""
 
     interface: str
     certificate: Certificate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorReady:
+class CoordinatorReady(Message, frozen=True):
     """Rank 0's coordinator accepts connections at `address` ("host:port").
 
     master_port:  another port of that host, for the program to listen at (MASTER_PORT); 0 without --torch-env
@@ -98,8 +103,7 @@ class CoordinatorReady:
     master_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Message, frozen=True):
     """Connect to the coordinator at `address` ("host:port"), by TLS if there is a certificate; it is listening.
 
     `master_port` as in CoordinatorReady.
@@ -110,8 +114,7 @@ class Join:
     certificate: Certificate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
+class DeviceReport(Message, frozen=True):
     """JAX's view after this process has joined; `nonce` is the job id that the coordinator holds.
 
     cores:  the cores on which it may run, "0-31,64-95"; empty for all cores of its host
@@ -130,13 +133,11 @@ class DeviceReport:
     cores: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Message, frozen=True):
     """All device reports agree with the job: run the program."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Message, frozen=True):
     """A cross-process call is about to start: the first one of a program or, with --lockstep strict, any.
 
     The first one is sent twice if its program is compiled for it: before that, and after it.
@@ -168,16 +169,14 @@ class Call:
     is_compiled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
+class Proceed(Message, frozen=True):
     """All ranks of the group are about to make this same call: make it, or compile its program first."""
 
     group: str
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallMismatch:
+class CallMismatch(Message, frozen=True):
     """The ranks of the group are about to make different calls: raise DivergenceError with this reason."""
 
     group: str
@@ -185,8 +184,7 @@ class CallMismatch:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileCalls:
+class ProfileCalls(Message, frozen=True):
     """Take a JAX profile of the calls `first` to `last` of the group; answered by ProfileEnded.
 
     directory:  the directory of profiles, for xprof
@@ -196,12 +194,11 @@ class ProfileCalls:
     group: str
     first: int
     last: int
-    directory: str
-    session: str
+    directory: AbsolutePath
+    session: FileName
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileEnded:
+class ProfileEnded(Message, frozen=True):
     """The rank has written its profile, with `nbytes` bytes; or it has not, for the reason `error`.
 
     started_at:  when the profile began; 0.0 if it never did
@@ -220,40 +217,62 @@ class ProfileEnded:
     is_late: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadFailed:
-    """A thread of the program ended by an exception, which Python only prints."""
+class ThreadFailed(Message, frozen=True):
+    """A thread of the program ended by an exception, which Python only prints.
+
+    chain:  the exceptions that led to it, and itself, oldest first; empty if unknown
+    save:   the background save that has failed with it, and whose error the program gets at its next call of orbax
+    """
 
     rank: int
     time: float
     thread: str
     error: str
     traceback: str
+    chain: ErrorChain = ()
+    save: BackgroundSave | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SignalHandlers:
+class PoolWorkerDied(Message, frozen=True):
+    """A worker of a process pool of the program died while the pool was running.
+
+    status:  as in `subprocess`, negative for a signal; never 0
+    """
+
+    rank: int
+    time: float
+    pid: int
+    status: int
+
+
+class SignalHandlers(Message, frozen=True):
     """Whether the program itself handles SIGINT (`interrupt`) and SIGTERM (`termination`).
 
-    A program that asks JAX whether the job is being preempted also handles SIGTERM.
+    A program that asks JAX whether the job is being preempted also handles SIGTERM; `own_termination`: by a handler of
+    its own, which runs even if other ranks have ended.
     """
 
     rank: int
     interrupt: bool
     termination: bool
+    own_termination: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
+class Interrupted(Message, frozen=True):
     """SIGINT has been raised as KeyboardInterrupt in the program."""
 
     rank: int
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class MpiImported:
+class MpiImported(Message, frozen=True):
     """The program has imported mpi4py.MPI in a process that an MPI has started."""
+
+    rank: int
+
+
+class PreemptionNotice(Message, frozen=True):
+    """One of the ranks was sent SIGTERM, which JAX has handled. `rank` reports it, and need not be that rank."""
 
     rank: int
 
@@ -267,8 +286,7 @@ class WorkerStage(enum.StrEnum):
     PROGRAM = "program"
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message, frozen=True):
     """The worker failed, and will exit with `status`.
 
     stage:      the stage in which it failed
@@ -276,37 +294,39 @@ class Failed:
     message:    the exception's text
     traceback:  with the frames of the user's program only
     waits_for_debugger:  the worker does not end before a DebuggerDecision (--pdb)
+    chain:      the exceptions that led to it, and itself, oldest first; empty if there is only one
     """
 
     rank: int
     time: float
     stage: WorkerStage
-    status: int
+    status: ExitCode
     error: str
     message: str
     traceback: str
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     waits_for_debugger: bool = False
+    chain: ErrorChain = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Message, frozen=True):
     """The program has ended with status 0, and so have its threads and exit handlers; the worker waits for Exit."""
 
     rank: int
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Message, frozen=True):
     """All processes are done: end now."""
 
 
 _AtStart = Hello | CoordinatorReady | DeviceReport
-_OfProgram = ThreadFailed | SignalHandlers | Interrupted | MpiImported | Failed | Done
+_OfProgram = (
+    ThreadFailed | PoolWorkerDied | SignalHandlers | Interrupted | MpiImported | PreemptionNotice | Failed | Done
+)
 _Debugging = DebuggerMessage | DebugpyFromRank
-WorkerToAgent = _AtStart | Call | ProfileEnded | _Debugging | StopMessageToHead | _OfProgram
-_Answer = Proceed | CallMismatch | DebuggerAnswer | StopMessageToRank
+WorkerToAgent = _AtStart | Call | ProfileEnded | _Debugging | StopMessageToHead | LiveRanksAsked | _OfProgram
+_Answer = Proceed | CallMismatch | DebuggerAnswer | StopMessageToRank | SurvivorMessageToRank
 AgentToWorker = RankSecret | StartCoordinator | Join | Run | ProfileCalls | DebugpyToRank | _Answer | Exit
 WorkerMessage = WorkerToAgent | AgentToWorker
 

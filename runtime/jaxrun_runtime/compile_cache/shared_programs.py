@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from jaxrun.files import procfs
 from jaxrun.files.own_files import write_whole_file
 from jaxrun.files.shared_memory import open_shared_directory
 
@@ -172,14 +173,8 @@ class CompilingRank:
 
 def seconds_worked(pid: int) -> float | None:
     """Return how many seconds all threads of the process together have run or waited for a core; None if it ended."""
-    nanoseconds = 0
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/schedstat") as file:
-                nanoseconds += sum(map(int, file.read().split()[:2]))
-    except OSError:
-        return None
-    return nanoseconds / 1e9
+    scheduled = procfs.scheduled_seconds(pid)
+    return None if scheduled is None else sum(scheduled)
 
 
 # ---- which files are deleted when a directory of compiled programs has too many

@@ -32,6 +32,7 @@ def main() -> NoReturn:
         jax = workers.import_jax(channel)
         workers.serve(channel, program, jax, Preloader(jax.blas_threads))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # srun sends it to all processes of a step; the Python process decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # in the launchers that are forked from this process
     from jaxrun_runtime.forkserver import again, launchers
 
     left = again.take_unfinished(arguments)

@@ -8,8 +8,9 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun_runtime import jax_private
 
@@ -24,8 +25,7 @@ _HARMLESS_THREADS = ("jemalloc_bg_thd",)  # pyarrow's allocator works without th
 _RandomState = tuple[Any, ...]  # of random.getstate: version, the numbers of a round with the place in it, a float
 
 
-@dataclass(frozen=True, slots=True)
-class ForkState:
+class ForkState(Struct, frozen=True):
     """The state at one moment.
 
     files:     "3 socket:[1234]" for each open descriptor

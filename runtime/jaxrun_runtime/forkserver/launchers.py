@@ -16,10 +16,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.files.own_files import remove_directory
 from jaxrun.protocol.codec import encode
@@ -91,8 +93,7 @@ def serve(
     os._exit(0)
 
 
-@dataclass(slots=True)
-class _Imports:
+class _Imports(Struct):
     """Imports of this server besides jax: the `modules` in its arguments, and the `lines` of all Preloads so far."""
 
     preloader: Preloader

@@ -14,11 +14,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
+
+from msgspec import Struct, field
 
 from jaxrun.protocol.forkserver_messages import ImportedName, Preload, Preloaded
 from jaxrun_runtime.forkserver import known_unsafe
+from jaxrun_runtime.forkserver.drawn_values import DrawWatch, stop_timers
 from jaxrun_runtime.forkserver.fork_state import ForkState, count_blas_libraries
 from jaxrun_runtime.forkserver.preload_scene import (
     OwnModuleWatch,
@@ -49,8 +51,7 @@ _REPLACED = (
 StartAgain = Callable[[Mapping[str, str], Mapping[str, str]], NoReturn]
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
+class _Holder(Struct, frozen=True):
     """A module that has imported a function of _REPLACED by its name."""
 
     module: str
@@ -60,8 +61,7 @@ class _Holder:
     name: str
 
 
-@dataclass(slots=True)
-class Preloader:
+class Preloader(Struct):
     """Imports modules for the program in a fork server, in addition to jax.
 
     blas_threads:  number of threads of one pool of BLAS
@@ -87,7 +87,7 @@ class Preloader:
 
         If a module leaves something behind, calls `start_again` with the modules to leave out and the environment.
         """
-        begun, environ = time.monotonic(), dict(os.environ)
+        begun, environ, directory = time.monotonic(), dict(os.environ), os.getcwd()
         self._blas_libraries, self._state = count_blas_libraries(), ForkState.now()
         known, own = known_unsafe.read(), OwnModuleWatch(order.folder)
         gc.disable()  # saves a third of the imports
@@ -102,6 +102,8 @@ class Preloader:
                     elif reason := known.reason(line.name):
                         self.left_out[line.name] = f"{reason}, as an earlier job has found"
                     elif reason := self._import(line, order, own):
+                        stop_timers()
+                        os.chdir(directory)
                         start_again(self._left_out_with(line.name, reason, order), environ)
         finally:
             gc.enable()
@@ -136,11 +138,13 @@ class Preloader:
         assert before is not None
         imported_jax: list[bool] = []
         watch = ImportWatch("jax", lambda _: imported_jax.append(True))
+        draws = DrawWatch() if not line.in_table else None
         if not self.imports_jax:  # otherwise jax would come after its importer in sys.modules
             watch.start()
         try:
             with recorded_output() as output, recorded_reads() as reads, own.watching():
-                import_as_line(line)
+                with draws.watching() if draws is not None else contextlib.nullcontext():
+                    import_as_line(line)
         except BaseException as error:
             watch.stop()
             if isinstance(error, ModuleNotFoundError) and error.name == module and set(sys.modules) == modules:
@@ -154,8 +158,11 @@ class Preloader:
         reason = before.difference(self._state, self._count_new_blas_threads) or self._look_through(new)
         if reason:
             known_unsafe.add(line.name, reason)
-        if reason := reason or _seen_by_program(reads, order, own):  # the latter is not remembered for other jobs
+        # What the program would notice is not remembered for other jobs, which may not notice it.
+        if reason := reason or _seen_by_program(reads, order, own, draws):
             return reason
+        if draws is not None:
+            draws.release(new)
         self.names.append(line.name)
         self.imports_jax |= bool(imported_jax)
         self.reads |= reads
@@ -197,10 +204,10 @@ def _is_there(name: str) -> bool:
     return module in sys.modules and all(each in vars(sys.modules[module]) for each in names.split(",") if each)
 
 
-def _seen_by_program(reads: set[str], order: Preload, own: OwnModuleWatch) -> str:
+def _seen_by_program(reads: set[str], order: Preload, own: OwnModuleWatch, draws: DrawWatch | None) -> str:
     """Return what a program would notice of an import that has read these variables; empty if nothing."""
     if differing := sorted(reads & set(order.by_rank)):
         return f"it reads {differing[0]}, which differs by rank"
     if own.wanted:
         return f"it imports {min(own.wanted)}, and the program has its own module of that name"
-    return ""
+    return draws.reasons[0] if draws is not None and draws.reasons else ""

@@ -15,8 +15,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
@@ -28,6 +30,7 @@ from jaxrun.protocol.forkserver_messages import (
     ForkServerMessageDecoder,
     ForkWorker,
     Preload,
+    Preloaded,
     UnfinishedPreload,
     WorkerForked,
 )
@@ -94,7 +97,7 @@ def configure(channel: socket.socket) -> ConfigureForkServer:
     Ends this process if the channel is closed first, because the launcher then needs no fork server. jax may be
     imported already.
     """
-    frame = channel.recv(_MAX_REQUEST_BYTES)
+    frame, _ = receive_request(channel, 0)
     if not frame:
         os._exit(0)
     (order,) = ForkServerMessageDecoder().feed(frame)
@@ -111,8 +114,7 @@ def configure(channel: socket.socket) -> ConfigureForkServer:
     return order
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedJax:
+class ImportedJax(Struct, frozen=True):
     """The state of this process after importing jax.
 
     obstacle:      why forking is not safe; empty if it is
@@ -143,7 +145,7 @@ def import_jax(channel: socket.socket) -> ImportedJax:
     except BaseException as error:
         reason = failure_report.clip_text(f"{type(error).__name__}: {error}", _MAX_REASON_CHARS)
         traceback = failure_report.clip_text(failure_report.format_traceback(error), _MAX_TRACEBACK_CHARS)
-        channel.send(encode(ForkDeclined(reason, traceback)))
+        answer(channel, ForkDeclined(reason, traceback))
         os._exit(1)
     gc.freeze()  # imported objects stay in pages that the workers share; collecting first would take 60 ms
     gc.enable()
@@ -152,6 +154,14 @@ def import_jax(channel: socket.socket) -> ImportedJax:
     if started:
         obstacle = f"{started} thread{'s' if started > 1 else ''} ran before the fork"
     return ImportedJax(obstacle, threads_of_numpy - threads_before - 1)
+
+
+def answer(channel: socket.socket, message: Preloaded | WorkerForked | ForkDeclined) -> None:
+    """Send a message to the launcher; ends this process if nobody reads it any more, as after a Ctrl-C."""
+    try:
+        channel.send(encode(message))
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)
 
 
 def receive_request(channel: socket.socket, max_descriptors: int) -> tuple[bytes, list[int]]:
@@ -179,7 +189,7 @@ def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, prel
                 _preload(channel, program, order, preloader)
             continue
         if jax.obstacle:
-            channel.send(encode(ForkDeclined(jax.obstacle, "")))
+            answer(channel, ForkDeclined(jax.obstacle, ""))
             os._exit(0)
         if isinstance(order, BeginAttempt):
             if _fork_copy(channel):
@@ -194,7 +204,7 @@ def serve(channel: socket.socket, program: Sequence[str], jax: ImportedJax, prel
             _become_worker(order, ends, program, server_pid, preloader)
         for descriptor in descriptors:
             os.close(descriptor)
-        channel.send(encode(WorkerForked(order.rank, pid)))
+        answer(channel, WorkerForked(order.rank, pid))
         left -= 1
     os._exit(0)
 
@@ -204,7 +214,7 @@ def _fork(channel: socket.socket) -> int:
     try:
         return os.fork()
     except OSError as error:
-        channel.send(encode(ForkDeclined(f"no process can be forked: {error.strerror}", "")))
+        answer(channel, ForkDeclined(f"no process can be forked: {error.strerror}", ""))
         os._exit(1)
 
 
@@ -250,7 +260,7 @@ def _preload(channel: socket.socket, program: Sequence[str], order: Preload, pre
     def leave_out(left_out: Mapping[str, str], environ: Mapping[str, str]) -> NoReturn:
         start_again(channel, "workers", UnfinishedPreload(tuple(program), order, left_out), environ)
 
-    channel.send(encode(preloader.load(order, program, leave_out)))
+    answer(channel, preloader.load(order, program, leave_out))
 
 
 def _become_worker(

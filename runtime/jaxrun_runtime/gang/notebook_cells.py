@@ -28,6 +28,7 @@ _RICH_DISPLAYS = (  # methods of objects that IPython calls, and the MIME types 
     ("_repr_svg_", "image/svg+xml"),
 )
 _LOOP_FILES = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__, __file__)
+_MAX_COMPLETIONS = 500
 _main: ModuleType | None = None
 _event_loop: asyncio.AbstractEventLoop | None = None  # of the cells that await
 _shell: Any = None  # made when a cell first uses it: importing IPython takes 0.3 s
@@ -69,6 +70,45 @@ def get_variable(name: str) -> Any:
 
 def set_variable(name: str, value: Any) -> None:
     _namespace()[name] = value
+
+
+def list_variables() -> list[str]:
+    """Return the names that cells have defined, except modules."""
+    given = ("get_ipython", "display")
+    return sorted(
+        name
+        for name, value in _namespace().items()
+        if not name.startswith("_") and name not in given and not isinstance(value, ModuleType)
+    )
+
+
+def complete_name(name: str) -> list[str]:
+    """Return the names that begin with `name`, which may have dots. No property is evaluated for that."""
+    *path, last = name.split(".")
+    names: Collection[str] = _namespace()
+    if path:
+        value: Any = _namespace().get(path[0])
+        for attribute in path[1:]:
+            value = _plain_attribute(value, attribute)
+        names = []
+        if value is not None:
+            with contextlib.suppress(Exception):  # its class may define what dir() returns
+                names = dir(value)
+    before = "".join(f"{part}." for part in path)
+    hidden = () if last.startswith("_") else ("_",)
+    found = (each for each in names if each.startswith(last) and not each.startswith(hidden))
+    return [f"{before}{each}" for each in sorted(found)[:_MAX_COMPLETIONS]]
+
+
+def _plain_attribute(value: Any, name: str) -> Any:
+    """Return an attribute that is no property; None for any other."""
+    if isinstance(value, ModuleType):
+        return vars(value).get(name)
+    try:
+        found = inspect.getattr_static(value, name)
+    except Exception:
+        return None
+    return None if hasattr(type(found), "__get__") else found
 
 
 def cache_source(source: str, name: str) -> None:

@@ -12,14 +12,17 @@ group of all devices if a process has several.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun_runtime import jax_private
+from jaxrun.text import agree, format_ranks
+from jaxrun_runtime import jax_private, linux
 from jaxrun_runtime.gloo.program_groups import find_groups
 from jaxrun_runtime.lockstep import call_hooks, program_facts
 
@@ -27,18 +30,32 @@ _log = logging.getLogger("jaxrun")
 _KEY_PREFIX = "jaxrun/gloo"
 _MAX_INTERRUPTIONS = 100
 
+FileIdentity = tuple[int, int]  # device and inode
 
-def open_before_first_use(env: WorkerEnv) -> None:
-    """Open the connections of each group before the first program that needs them runs, from now on."""
-    if env.size > 1 and call_hooks.can_hook_executions() and jax_private.uses_gloo():
-        call_hooks.hook_executions(GlooConnections(env.rank).execute, (__file__,))
+
+def open_before_first_use(env: WorkerEnv) -> GlooConnections | None:
+    """Open the connections of each group before the first program that needs them runs, from now on.
+
+    Returns None if this job has no such connections, or this JAX cannot open them.
+    """
+    if env.size == 1 or not call_hooks.can_hook_executions() or not jax_private.uses_gloo():
+        return None
+    connections = GlooConnections(env.rank, may_lose_ranks=env.keep_survivors)
+    call_hooks.hook_executions(connections.execute, (__file__,))
+    return connections
 
 
 class GlooConnections:
     """Opens the connections of groups for this rank, once each. A group is the ids of its devices, in order."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, may_lose_ranks: bool = False) -> None:
+        """`may_lose_ranks`: this rank outlives others, which `close_groups_of` names."""
         self._rank = rank
+        self._may_lose_ranks = may_lose_ranks
+        self._lost: set[int] = set()
+        self._change = threading.Condition()  # a rank is lost, or connections are open
+        self._ranks_of: dict[tuple[int, ...], set[int]] = {}  # of groups that are open, or are being opened
+        self._connections: dict[tuple[int, ...], set[FileIdentity]] = {}
         self._seen: WeakSet[Any] = WeakSet()
         self._locks: dict[tuple[int, ...], threading.Lock] = {}
         self._open: set[tuple[int, ...]] = set()
@@ -87,13 +104,61 @@ class GlooConnections:
             if ids in self._open:
                 return None
             connect = jax_private.compile_all_reduce(devices)
-            ranks = sorted({device.process_index for device in devices})
-            name = f"{_KEY_PREFIX}/{','.join(map(str, ids))}"
-            held = _finish(lambda: jax_private.meet(name, self._rank, ranks))
+            ranks = {device.process_index for device in devices}
+            self._ranks_of[ids] = ranks
+            self._check(ranks)
+            held = _finish(lambda: jax_private.meet(_meeting(ids), self._rank, sorted(ranks)))
             self._open.add(ids)
-            if connect is not None:
+            if connect is not None and not self._may_lose_ranks:
                 connect()
+            elif connect is not None:
+                before = _identities()
+                self._connect_unless_lost(connect, ranks)
+                self._connections[ids] = _identities() - before
+            self._check(ranks)
             return held
+
+    def _check(self, ranks: set[int]) -> None:
+        """Raise JAX's error if any of these ranks is lost."""
+        if gone := ranks & self._lost:
+            raise jax_private.runtime_error()(f"{format_ranks(gone)} {agree('was', len(gone))} lost")
+
+    def _connect_unless_lost(self, connect: Callable[[], object], ranks: set[int]) -> None:
+        """Connect these ranks. Raises JAX's error at once if one is lost, for which Gloo would wait for 30 s.
+
+        A thread of its own connects; if it still waits then, it is left behind.
+        """
+        ends: list[BaseException | None] = []
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                connect()
+            except BaseException as raised:
+                error = raised
+            with self._change:
+                ends.append(error)
+                self._change.notify_all()
+
+        threading.Thread(target=run, name="jaxrun-gloo", daemon=True).start()
+        with self._change:
+            self._change.wait_for(lambda: ends or ranks & self._lost)
+        if ends and ends[0] is not None:
+            raise ends[0]
+
+    def close_groups_of(self, lost: Sequence[int]) -> None:
+        """Close the connections of all groups that these ranks were in: whatever waits there raises JAX's error."""
+        with self._change:
+            self._lost.update(lost)
+            self._change.notify_all()
+        groups = [ids for ids, ranks in [*self._ranks_of.items()] if ranks & self._lost]
+        for ids in groups:
+            jax_private.give_up_meeting(_meeting(ids), self._ranks_of[ids])
+        closed = set[FileIdentity]().union(*(self._connections.get(ids, ()) for ids in groups))
+        for connection in linux.tcp_connections():
+            with connection, contextlib.suppress(OSError):
+                if linux.file_identity(connection.fileno()) in closed:
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def _finish(step: Callable[[], None]) -> BaseException | None:
@@ -113,6 +178,20 @@ def _finish(step: Callable[[], None]) -> BaseException | None:
             held = error
     assert held is not None
     raise held
+
+
+def _meeting(ids: Sequence[int]) -> str:
+    """Return the name under which the ranks of a group wait for each other."""
+    return f"{_KEY_PREFIX}/{','.join(map(str, ids))}"
+
+
+def _identities() -> set[FileIdentity]:
+    """Return which TCP connections this process has."""
+    found = set()
+    for connection in linux.tcp_connections():
+        with connection:
+            found.add(linux.file_identity(connection.fileno()))
+    return found
 
 
 def _ids(devices: Sequence[Any]) -> tuple[int, ...]:

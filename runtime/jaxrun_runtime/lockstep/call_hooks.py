@@ -10,6 +10,8 @@
 | whether it is compiled for a   | jax._src.pjit._pjit_call_impl_python       | lockstep compares programs     |
 | call                           |                                            | once they are compiled         |
 | what is being compiled         | the name of an event of jax.monitoring     | lockstep sees no compilations  |
+| whether it is run again, to    | jax._src.api_util's exception              | reports about such calls give  |
+| find a NaN (jax_debug_nans)    | InternalFloatingPointError                 | the usual advice               |
 | tracebacks without our frames  | jax._src.traceback_util.register_exclusion | they show frames of jaxrun     |
 
 pxla is jax._src.interpreters.pxla. Its ExecuteReplicated runs a program when JAX's C++ dispatch cannot, such as at the
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -36,6 +39,8 @@ from jaxrun.protocol.flight_file import (
     LOCKSTEP_STRICT,
     LOWER,
     NOTHING,
+    RESTORE_STATE,
+    SAVE,
     TRACE,
 )
 from jaxrun_runtime.lockstep.program_facts import Lowering
@@ -47,6 +52,15 @@ _STAGES = {
     "jaxpr_to_mlir_module_duration": LOWER,
     "backend_compile_duration": COMPILE,
 }
+# Events of orbax, on one rank, for the time in which its caller waits.
+_STATE_STAGES = {
+    "/jax/checkpoint/write/async/blocking_duration_secs": SAVE,
+    "/jax/orbax/write/async/blocking_duration_secs": SAVE,
+    "/jax/orbax/write/blocking_duration_secs": SAVE,
+    "/jax/orbax/write/blocking_wait_prev_duration_secs": SAVE,
+    "/jax/orbax/read/blocking_duration_secs": RESTORE_STATE,
+    "/jax/orbax/read/async/blocking_duration_secs": RESTORE_STATE,
+}
 _LISTENERS = ("register_scalar_listener", "register_event_duration_secs_listener")
 _EXECUTION = {
     "ExecuteReplicated": {"xla_executable", "name", "in_handler", "out_handler", "kept_var_idx", "__weakref__"},
@@ -55,6 +69,7 @@ _EXECUTION = {
 }
 _LOWERING = {"MeshExecutable": {"build_unsafe_call", "in_avals", "_all_args_info", "_kept_var_idx"}}
 _LOWERED = {"global_in_avals", "global_out_avals", "in_shardings", "out_shardings", "kept_var_idx", "all_args_info"}
+_FOUND_NAN = ("jax._src.api_util", "InternalFloatingPointError")
 _CALL_FRAMES = 8  # the most frames between a compilation and its call; JAX 0.8 to 0.12 have two
 _SEEN = {
     FIRST_CALLS: "--lockstep sees the first call of each program only",
@@ -86,6 +101,7 @@ def missing_features(lockstep: str) -> str:
             "--lockstep treats programs of the same name and shapes as equal": not _has_lowering(),
             "--lockstep compares programs only once they are compiled": _has_lowering() and not _has_call_code(),
             "--lockstep does not see what is being compiled": not _has_listeners(),
+            "--lockstep does not see what jax_debug_nans runs again": _find(*_FOUND_NAN) is None,
             "tracebacks show frames of jaxrun": _find("jax._src.traceback_util", "register_exclusion") is None,
         }
     lacks["strict is not possible, so calls are only recorded"] = lockstep == LOCKSTEP_STRICT and found < EVERY_CALL
@@ -150,7 +166,7 @@ def hook_compilations(begin: Callable[[str], None], end: Callable[[str, str, flo
     """Call `begin(name)` before each compilation, and `end(stage, name, seconds)` after each stage of one.
 
     A stage is one of flight_file.STAGES; `begin` is called before the last one. Both are called in the thread that
-    compiles.
+    compiles. `end` is also called for orbax's STATE_STAGES, if the main thread waits for them.
     """
     if not _has_listeners():
         return
@@ -164,6 +180,8 @@ def hook_compilations(begin: Callable[[str], None], end: Callable[[str, str, flo
         stage = _STAGES.get(event.rpartition("/")[2])
         if stage:
             end(stage, str(more.get("fun_name", "")), duration_secs)
+        elif event in _STATE_STAGES and threading.current_thread() is threading.main_thread():
+            end(_STATE_STAGES[event], "by orbax", duration_secs)
 
     jax.monitoring.register_scalar_listener(on_scalar)
     jax.monitoring.register_event_duration_secs_listener(on_duration)
@@ -201,6 +219,20 @@ def _is_below(code: CodeType, frame: FrameType | None) -> bool:
             break
         frame = frame.f_back
     return frame is not None and frame.f_code is code
+
+
+def nan_search() -> int:
+    """Return a number for the search for a NaN that this thread is in; 0 if it is in none.
+
+    With jax_debug_nans or jax_debug_infs, JAX runs a program again, operation by operation, on the ranks that have a
+    NaN in its results, while it handles an exception of its own. Then it raises FloatingPointError. A search within a
+    search has the number of the outer one.
+    """
+    error, found = sys.exception(), 0
+    kind = _find(*_FOUND_NAN) or ()
+    while error is not None and isinstance(error, kind):
+        found, error = id(error), error.__context__
+    return found
 
 
 def on_loaded(compiled: Any, tell: Callable[[Any], None]) -> None:

@@ -136,6 +136,8 @@ class CallRecorder:
             lowered = self._programs.describe_lowering(lowering) if self._on else None
             if lowered is not None:
                 called = self._programs.find_called(lowering, lowered)
+                if called is not None and (search := call_hooks.nan_search()):
+                    self.recorder.begin_nan_search_call(search)
                 site = self._sites.find(sys._getframe())
         if called is not None:
             self._announce_lowered(called, site)
@@ -186,6 +188,8 @@ class CallRecorder:
         site: int,
         new: bool,
     ) -> Any:
+        if search := call_hooks.nan_search():
+            self.recorder.begin_nan_search_call(search)
         entered = time.time_ns()
         ticket = self.recorder.begin_call(program, site, entered)
         try:
@@ -200,6 +204,8 @@ class CallRecorder:
             return results
         finally:
             self.recorder.end_call(ticket)
+            if search:
+                self.recorder.end_nan_search_call()
 
     def _announce(self, program: RecordedProgram, site: int, *, is_compiled: bool = True) -> None:
         """Announce the call to the head, and in strict mode wait for its answer. Raises DivergenceError."""
@@ -254,6 +260,7 @@ class CallRecorder:
         known, find, record, frame_at = self._sites.known, self._sites.find, self.recorder.record, sys._getframe
         cells, watch = self._entries.cells, self._entries.watch
         words, orders, on_order = self.recorder.words, ORDERS_WORD, self.profiler.on_call
+        handled_exception, nan_search = sys.exception, call_hooks.nan_search
 
         def dispatched(program: RecordedProgram, results: Any) -> Any:
             try:
@@ -266,7 +273,12 @@ class CallRecorder:
                         cell.add_dispatcher()
                 else:
                     watch(frame.f_code, frame.f_lasti)
+                search = nan_search() if handled_exception() is not None else 0
+                if search:
+                    self.recorder.begin_nan_search_call(search)
                 record(program, known.get(place) or find(frame), entered)
+                if search:
+                    self.recorder.end_nan_search_call()
                 if words[orders] and self._on:
                     on_order(program.group, results[0])
             except Exception as error:

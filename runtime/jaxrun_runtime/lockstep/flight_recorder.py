@@ -76,6 +76,7 @@ class FlightRecorder:
         self._programs = 0
         self._all_known = True
         self._compiling: dict[int, int] = {}
+        self._nan_search = 0
         words = self._words
         words[flight_file.FORMAT_WORD], words[flight_file.PID_WORD], words[flight_file.RANK_WORD] = (
             flight_file.FORMAT,
@@ -174,6 +175,17 @@ class FlightRecorder:
         words[flight_file.STANDING_SITE_WORD] = 0
         words[flight_file.STANDING_AT_WORD] = time_ns()
         words[flight_file.STANDING_SITE_WORD] = site
+
+    def begin_nan_search_call(self, search: int) -> None:
+        """Note that the next call belongs to this search for a NaN; see call_hooks.nan_search."""
+        words = self._words
+        if search != self._nan_search:
+            self._nan_search = search
+            words[flight_file.NAN_SEARCH_SINCE_WORD] = time_ns()
+        words[flight_file.NAN_SEARCH_UNTIL_WORD] = flight_file.NAN_SEARCH_GOES_ON
+
+    def end_nan_search_call(self) -> None:
+        self._words[flight_file.NAN_SEARCH_UNTIL_WORD] = time_ns()
 
     def add_stage(self, stage: str, name: str, seconds: float) -> None:
         """Note a stage of a compilation that has just ended, unless it was too short to matter."""

@@ -13,8 +13,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun_runtime.lockstep import program_facts
 
@@ -35,8 +36,7 @@ _MAX_DEVICE_IDS = 32
 _ORDINARY_MEMORY = (None, "device", "unpinned_host")
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredProgram:
+class LoweredProgram(Struct, frozen=True):
     """A lowered program of several processes.
 
     ranks:    the processes whose devices it uses

@@ -12,13 +12,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from msgspec import Struct
+from msgspec.structs import asdict
 
 _SIZES = (2**12, 2**20, 2**23)  # bytes, rounded up to a multiple of the number of devices
 _SECONDS = 0.1  # for one collective of one size, without its first call
@@ -26,8 +27,7 @@ _MOST_CALLS = 20
 _SLOW_S = 0.25  # a call that takes longer is not repeated, and no larger size is tried
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """One collective of one size: the median of several calls, in seconds; and each device's bandwidth."""
 
     collective: str

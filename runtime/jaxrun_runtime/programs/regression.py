@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrun.protocol.names import RUN_DIR
 from jaxrun_runtime.data import Indices, Mask, batches
 
 SLOPE, INTERCEPT, NOISE = 2.0, -1.0, 0.5
@@ -53,7 +54,7 @@ def main(arguments: list[str], env: Mapping[str, str]) -> None:
     if is_main:
         print(f"{line(slope, intercept)}  (truth: {SLOPE:g} x - {-INTERCEPT:g})", flush=True)
         if options.plot:
-            print(plot(x, y, slope, intercept, Path(env.get("JAXRUN_RUN_DIR") or ".")), flush=True)
+            print(plot(x, y, slope, intercept, Path(env.get(RUN_DIR) or ".")), flush=True)
 
 
 def make_data() -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,8 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
 
+from jaxrun.files import procfs
 from jaxrun.files.shared_memory import open_shared_directory, snapshot_directory
 from jaxrun.protocol.message_tags import digest
 from jaxrun_runtime.state_snapshots.placement import (
@@ -35,7 +35,6 @@ _HEADER = struct.Struct("<QQq16slLL12x")  # attempt, number, step, structure, le
 _AXIS = struct.Struct("<QQ")
 _BLOCK_BYTES = 512  # of st_blocks
 _MODE = 0o600
-_CGROUP = Path("/sys/fs/cgroup")
 
 Data = bytes | bytearray | memoryview
 Write = Callable[[str, int, int, Data], None]  # HostMemory.write, here or on another host
@@ -126,8 +125,9 @@ class HostMemory:
     def room(self) -> Room:
         """Return how much memory is free on this host, and how much each slot takes."""
         there = os.fstatvfs(self._directory)
-        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = [there.f_bavail * there.f_frsize, int(facts["MemAvailable"].split()[0]) * 1024, *_left_in_cgroups()]
+        free = [there.f_bavail * there.f_frsize, *procfs.bytes_left_in_cgroups()]
+        if (available := procfs.available_bytes()) is not None:
+            free.append(available)
         held = [0] * SLOTS
         for name in self.names():
             with contextlib.suppress(ValueError, IndexError):
@@ -165,14 +165,3 @@ def _chunks(read: Read, name: str, header: int, nbytes: int) -> Iterator[tuple[i
     end = header + nbytes
     for offset in range(header, end, _CHUNK_BYTES):
         yield offset, read(name, offset, min(_CHUNK_BYTES, end - offset))
-
-
-def _left_in_cgroups() -> Iterator[int]:
-    """Yield how many bytes each memory cgroup (version 2) of this process allows beyond what cannot be reclaimed."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        own = _CGROUP / next(line for line in lines if line.startswith("0::"))[3:].lstrip("/")
-        for cgroup in (own, *own.parents):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                facts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-                yield int((cgroup / "memory.max").read_text()) - int(facts["anon"]) - int(facts["shmem"])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from jaxrun_runtime.state_snapshots import structure
@@ -25,8 +25,7 @@ _WEAK_ZEROS: Mapping[str, complex] = {"i": 0, "f": 0.0, "c": 0j}
 _UNKNOWN = "make it a jax.Array, a numpy array or a Python number, or leave it out"
 
 
-@dataclass(frozen=True)
-class StateLeaves:
+class StateLeaves(Struct, frozen=True, dict=True):  # for the cached property
     """The leaves of a state.
 
     leaves:   the leaves that can be kept, with their facts
@@ -189,10 +188,9 @@ def _key_type(impl: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
 def make_leaf(facts: LeafFacts, like: Any, load: Callable[[Bounds], NDArray[Any]]) -> Any:
     """Make the leaf from its regions, which `load` returns. Arrays get the sharding of `like`, and no weak type yet."""
     whole = whole_of(facts)
-    if facts.kind == NUMPY:
-        return load(whole)
-    if facts.kind == NUMPY_SCALAR:
-        return load(whole)[()]
+    if facts.kind in (NUMPY, NUMPY_SCALAR):
+        array = _in_type_of(like, load(whole))
+        return array if facts.kind == NUMPY else array[()]
 
     def piece(bounds: Bounds) -> Any:
         data = load(bounds)
@@ -203,6 +201,14 @@ def make_leaf(facts: LeafFacts, like: Any, load: Callable[[Bounds], NDArray[Any]
     # JAX needs the type only if this rank has no part of the array.
     more = {} if sharding.addressable_devices else {"dtype": _dtype_in_jax(facts)}
     return jax.make_array_from_callback(facts.shape, sharding, lambda index: piece(bounds_of(index, facts)), **more)
+
+
+def _in_type_of(like: Any, array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array of numpy in the type of the jax.Array that `like` has: float32 for float64, as JAX makes it."""
+    is_of_jax = hasattr(like, "dtype") and not isinstance(like, (np.ndarray, np.generic))
+    if not is_of_jax or array.dtype.newbyteorder("=") == like.dtype:
+        return array
+    return array.astype(like.dtype)
 
 
 def _dtype_in_jax(facts: LeafFacts) -> Any:

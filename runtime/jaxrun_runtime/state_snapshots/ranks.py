@@ -37,7 +37,12 @@ class OtherRanks:
     memory: HostMemory
 
     def __init__(self, env: WorkerEnv) -> None:
-        """Raises RuntimeError, on all ranks, if one of them cannot keep snapshots or this JAX lacks the table."""
+        """Raises RuntimeError, on all ranks, if one of them cannot keep snapshots, or this JAX lacks the table.
+
+        Also with --keep-survivors, where some may die.
+        """
+        if env.keep_survivors:
+            raise RuntimeError("snapshots need all ranks; with --keep-survivors those that live have the state")
         self._env = env
         self._peers: dict[int, PeerMemory] = {}
         address, wrong = "", []

@@ -22,14 +22,14 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from jaxrun.protocol.env import WorkerEnv
-from jaxrun.protocol.flight_file import RESTORE, SNAPSHOT
+from jaxrun.protocol.flight_file import RESTORE, RESTORE_STATE, SAVE, SNAPSHOT
 from jaxrun.protocol.message_tags import digest
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.rank_or_child import is_child
@@ -63,14 +63,15 @@ def snapshot(step: int, state: Any) -> None:
     nothing.
 
     `state` is a pytree of jax.Arrays, typed keys, numpy arrays and Python numbers, such as a TrainState of flax. An
-    array over all ranks may have any sharding. All other values must be equal on all ranks.
+    array over all ranks may have any sharding. All other values must be equal on all ranks. Threads of a rank take
+    turns; their calls must come in the same order on all ranks.
 
     Raises on all ranks: SnapshotError (a TypeError and a ValueError) that names every leaf that cannot be kept or is
     not equal; MemoryError if a host has too little memory (snapshots take at most twice the state); RuntimeError if a
     rank could not write the previous snapshot.
     """
     if JOB_ID in os.environ and not is_child(os.environ):
-        with joint_calls.JointCall(SNAPSHOT):
+        with _one_at_a_time, joint_calls.JointCall(SNAPSHOT), joint_calls.state_stage(SAVE, "by snapshot"):
             _keeper().take(step, state)
     elif wrong := [*checks.step_number(step)[1], *leaves.examine(state, has_values=True).wrong]:
         raise SnapshotError(structure.join_lines(checks.SNAPSHOT_START, wrong))
@@ -81,14 +82,15 @@ def restore(like: Any) -> RestoredState | None:
 
     Call it on all ranks; all get the same step. `like` is a state for `snapshot`, which may have jax.ShapeDtypeStructs
     instead of arrays. A snapshot fits if its leaves have the same names, shapes and types. Each leaf comes back as it
-    was: numpy arrays, numbers, keys, weak types. Arrays get the shardings of `like`, which may differ from the
+    was: numpy arrays, numbers, keys, weak types. A numpy array of float64 also fits a jax.Array of float32, which JAX
+    would make of it; it comes back as float32. Arrays get the shardings of `like`, which may differ from the
     snapshot's, with other devices or ranks. If `like` has no sharding for a leaf, each rank gets the whole array.
 
     If there are snapshots, but none is whole and fits, a line says why. Raises on all ranks: SnapshotError if a leaf of
     `like` cannot be in a snapshot, or `like` differs between ranks; RuntimeError if a rank cannot read its part.
     """
     if JOB_ID in os.environ and not is_child(os.environ):
-        with joint_calls.JointCall(RESTORE):
+        with _one_at_a_time, joint_calls.JointCall(RESTORE), joint_calls.state_stage(RESTORE_STATE, "by restore"):
             return _keeper().restore(like)
     if wrong := leaves.examine(like, has_values=False).wrong:
         raise SnapshotError(structure.join_lines(checks.RESTORE_START, wrong))
@@ -96,6 +98,7 @@ def restore(like: Any) -> RestoredState | None:
 
 
 _made: SnapshotKeeper | None = None
+_one_at_a_time = threading.Lock()  # threads of a rank take turns: a call exchanges several messages with other ranks
 
 
 def _keeper() -> SnapshotKeeper:
@@ -105,8 +108,7 @@ def _keeper() -> SnapshotKeeper:
     return _made
 
 
-@dataclass(frozen=True)
-class StateLayout:
+class StateLayout(Struct, frozen=True, dict=True):  # for the cached property
     """Which rank keeps which regions, for states with the same leaves and shardings.
 
     made_for:  the leaves and shardings

@@ -1,7 +1,8 @@
 """Facts about the leaves of a state. They are kept beside the bytes, and compared with `like` and between ranks.
 
 A leaf comes back with the kind that it had; `like` only says where it goes. So `like` may have a Python number where
-the snapshot has an array, because a step makes an array of a number.
+the snapshot has an array, because a step makes an array of a number. An array of numpy gets the type of the jax.Array
+that `like` has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jaxrun.text import format_ranks, group_alike
 ARRAY, KEY, NUMPY, NUMPY_SCALAR = "jax.Array", "key", "numpy.ndarray", "numpy scalar"
 NUMBERS: Mapping[str, type] = {kind.__name__: kind for kind in (bool, int, float, complex)}
 _DTYPES = {"bool": np.bool_, "int": np.integer, "float": np.floating, "complex": np.complexfloating}
+_OF_NUMPY = (NUMPY, NUMPY_SCALAR)
 _MAX_LINES = 20
 
 
@@ -107,6 +109,8 @@ def fits(kept: LeafFacts, like: LeafFacts) -> bool:
         return False
     if KEY in (kept.kind, like.kind):
         return (kept.kind, kept.dtype) == (like.kind, like.dtype)
+    if kept.kind in _OF_NUMPY and like.kind in _OF_NUMPY:  # neither comes from JAX, which may have narrowed the other
+        return np.dtype(kept.dtype).newbyteorder("=") == np.dtype(like.dtype).newbyteorder("=")
     numbers = [facts.kind for facts in (kept, like) if facts.kind in NUMBERS]
     dtypes = [_in_jax(np.dtype(facts.dtype)) for facts in (kept, like) if facts.kind not in NUMBERS]
     if numbers and dtypes:  # a step may count from a Python 0, which becomes an array

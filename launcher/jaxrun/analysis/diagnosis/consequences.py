@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 import re
 
+from jaxrun.lazy_pattern import lazy_pattern
+
 
 class Fate(enum.StrEnum):
     """What became of a rank that had no fault of its own; each value completes "rank 3 …"."""
@@ -51,17 +53,18 @@ _SIGNS = {
         r"getting local topologies failed.{0,300}?timed out",
     ),
 }
-_PATTERNS = {fate: re.compile("|".join(signs)) for fate, signs in _SIGNS.items()}
+_PATTERNS = {fate: lazy_pattern("|".join(signs)) for fate, signs in _SIGNS.items()}
+_NO_COORDINATOR = lazy_pattern(r"failed to send rpc to coordination service|leader task was preempted/died")
 # Gloo also reports faults of the program itself, in texts that a pattern above would match.
 _OWN_FAULTS = ("received data size doesn't match expected size", "collective mismatch")
 _MAX_CHARACTERS = 10_000  # the end of a text is searched, where the error stands
 
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _MEANWHILE = "During handling of the above exception, another exception occurred:"
-_SEPARATOR = re.compile(f"^[ |]*(?:{re.escape(_CAUSED)}|{re.escape(_MEANWHILE)})$", re.MULTILINE)
+_SEPARATOR = lazy_pattern(f"^[ |]*(?:{re.escape(_CAUSED)}|{re.escape(_MEANWHILE)})$", re.MULTILINE)
 _GROUP = "Exception Group Traceback"
-_GROUP_MARGIN = re.compile(r"^(?:  )+[|+] ?", re.MULTILINE)
-_NOT_INDENTED = re.compile(r"^[^ \n].*", re.MULTILINE)
+_GROUP_MARGIN = lazy_pattern(r"^(?:  )+[|+] ?", re.MULTILINE)
+_NOT_INDENTED = lazy_pattern(r"^[^ \n].*", re.MULTILINE)
 
 
 class ErrorOrigin(enum.Enum):
@@ -78,6 +81,11 @@ def find_consequence(text: str) -> Fate | None:
     if any(fault in text for fault in _OWN_FAULTS):
         return None
     return next((fate for fate, pattern in _PATTERNS.items() if pattern.search(text)), None)
+
+
+def shows_lost_coordinator(text: str) -> bool:
+    """Whether `text` shows that JAX ended a process because it no longer reached the coordinator, in rank 0."""
+    return _NO_COORDINATOR.search(text[-_MAX_CHARACTERS:].lower()) is not None
 
 
 def classify_error(message: str, traceback: str) -> ErrorOrigin:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class Level(enum.StrEnum):
@@ -15,8 +16,7 @@ class Level(enum.StrEnum):
     FAILURE = "failure"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One line for people; `advice` says what to type or to change, and is empty if nothing is wrong."""
 
     level: Level

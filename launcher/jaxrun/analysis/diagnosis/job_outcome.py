@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from jaxrun.analysis.diagnosis.helpers import Helpers
+from msgspec import Struct, field
+
+from jaxrun.analysis.diagnosis.helpers import Helpers, LostPoolWorker
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_id import AgentId
@@ -24,8 +25,7 @@ FAULT_PARTICIPLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class InjectedFault:
+class InjectedFault(Struct, frozen=True):
     """A fault that was injected into a worker.
 
     kind:          one of FAULT_KINDS (job/fault_spec.py)
@@ -41,14 +41,14 @@ class InjectedFault:
         return f"{FAULT_PARTICIPLES[self.kind]}, as {self.requested_by} asked"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOutcome:
+class WorkerOutcome(Struct, frozen=True):
     """How a worker ended, as far as the launcher knew when it collected the outcomes.
 
     time:                when the launcher first saw that the worker was ending; seconds since the epoch
     status:              exit status as `subprocess` gives it, negative for a signal; None while the worker lives
     failure:             the exception or status that the worker itself reported
     thread_failures:     exceptions that ended threads of the program, in order
+    lost_pool_workers:   workers of its process pools that died, in order
     crash_dump:          what Python's fault handler wrote at a fatal signal
     stderr_tail:         the last lines of the worker's stderr
     killed_by_launcher:  the launcher sent the fatal signal, so the worker is never a root cause
@@ -64,6 +64,7 @@ class WorkerOutcome:
     status: int | None
     failure: Failed | None = None
     thread_failures: tuple[ThreadFailed, ...] = ()
+    lost_pool_workers: tuple[LostPoolWorker, ...] = ()
     crash_dump: str = ""
     stderr_tail: str = ""
     killed_by_launcher: bool = False
@@ -100,7 +101,8 @@ class EndReason(enum.StrEnum):
     UNAVAILABLE = "unavailable"  # something that the job needs could not be started or reached
     TIMEOUT = "timeout"
     STALL = "stall"
-    DIVERGED = "diverged"  # with --lockstep fail: the ranks were found out of step
+    DIVERGED = "diverged"  # ended because the ranks were found out of step
+    OUT_OF_STEP = "out-of-step"  # all programs ended well, but the ranks were found out of step
     EARLY_EXIT = "early-exit"  # some ranks have finished, and the others wait for them
     INTERRUPTED = "interrupted"
     PREEMPTED = "preempted"  # told to stop, and all ranks ended well afterwards; with --requeue, or were killed
@@ -110,19 +112,21 @@ class EndReason(enum.StrEnum):
 _STOPPED = (EndReason.PREEMPTED, EndReason.INTERRUPTED)
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
+class JobOutcome(Struct, frozen=True):
     """How the job ended, as decided by the head; the verdict is made from it.
 
     workers:                         each worker's outcome
     text, traceback:                 details of `reason`
     stacks, kernel_waits, flights, helpers:   by rank, what the snapshot showed that led to the end
+    late_stacks, late_waits:         by rank, where ranks were that had not ended in time after a signal
     platform:                        of the devices in that snapshot; empty if irrelevant
     nccl:                            what NCCL's own service answered then; None if it was not asked
     decided_at, run_at:              when the end was decided, and when the program started; seconds since the epoch
     divergences:                     the calls in which the ranks were seen out of step, the first one first
     unheard:                         no rank listens to the signal that ended the job
     unanswered:                      ranks that were killed, but whose end nobody reported in time
+    lost:                            ranks without which the others went on (--keep-survivors)
+    is_explained:                    the screen has shown who waits for whom, as these stacks show it
     shown_divergences:               the divergences that have been printed already
     raised_divergences:              the divergences that ranks were told about and raise as an exception
     straggler:                       the rank or host that slowed the others down, if there was one
@@ -142,6 +146,8 @@ class JobOutcome:
     traceback: str = ""
     stacks: Mapping[int, str] = field(default_factory=dict)
     kernel_waits: Mapping[int, str] = field(default_factory=dict)
+    late_stacks: Mapping[int, str] = field(default_factory=dict)
+    late_waits: Mapping[int, str] = field(default_factory=dict)
     flights: Mapping[int, Flight] = field(default_factory=dict)
     platform: str = ""
     helpers: Mapping[int, Helpers] | None = None
@@ -151,6 +157,8 @@ class JobOutcome:
     divergences: tuple[Divergence, ...] = ()
     unheard: bool = False
     unanswered: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    is_explained: bool = False
     shown_divergences: tuple[Divergence, ...] = ()
     raised_divergences: tuple[Divergence, ...] = ()
     straggler: Straggler | None = None

@@ -11,9 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from jaxrun.lazy_pattern import lazy_pattern
 from jaxrun.protocol.nccl_report import (
     MAX_NAMED_RANKS,
     Communicator,
@@ -31,7 +34,7 @@ _HAS_SERVICE: Version = (2, 24, 3)
 # when a rank does not answer (nccl#1762, up to 2.28). Later versions have a crash too, but only if the answer is text
 # (nccl#2346), so they are asked for JSON.
 _IS_SAFE: Version = (2, 29, 2)
-_PREAMBLE = re.compile(r"(?:(?:SERVER PROTOCOL \d+|OK)\r?\n)*")
+_PREAMBLE = lazy_pattern(r"(?:(?:SERVER PROTOCOL \d+|OK)\r?\n)*")
 _UNKNOWN_PID = -1
 
 
@@ -68,8 +71,7 @@ def find_lasting(first: NcclReport | None, second: NcclReport | None) -> NcclRep
     return replace(second, differing=tuple(one for one in second.differing if one in first.differing))
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(Struct, frozen=True):
     """The pair by which NCCL identifies a rank: the process id within its own namespace, and the host's addresses."""
 
     pid: int
@@ -148,13 +150,13 @@ def _compare(operation: str, counted: Iterable[tuple[NcclRank, int]]) -> Operati
 
 # ---- text
 
-_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
-_ROW = re.compile(r"^ +(\d+) +(\d+) +\d+ +\d+(?:-\d+)? +(\d+) +\d+ +[A-Z]+ +[A-Z,]+$")
-_SECTION = re.compile(r"^#(\d+)-\d+ \(([0-9a-f]+)\) (\w+)")
+_VERSION = lazy_pattern(r"NCCL version (\d+\.\d+\.\d+)")
+_ROW = lazy_pattern(r"^ +(\d+) +(\d+) +\d+ +\d+(?:-\d+)? +(\d+) +\d+ +[A-Z]+ +[A-Z,]+$")
+_SECTION = lazy_pattern(r"^#(\d+)-\d+ \(([0-9a-f]+)\) (\w+)")
 _PROCESS = r" -- (?:GPU .+? managed by process (?P<pid>\d+) on node (?P<node>\S+)|\[process information not found\])"
 _LAUNCHED = r"(?:launched up to operation (?P<count>\d+)|not launched any operations)"
 _LINES = {
-    kind: re.compile(pattern)
+    kind: lazy_pattern(pattern)
     for kind, pattern in {
         "missing": r"Missing communicator data from (?P<size>\d+) ranks?$",
         "missing numbers": r"The missing ranks?: (?P<numbers>\d+(?:, ?\d+)*)$",
@@ -170,8 +172,7 @@ _LINES = {
 _ALL_KINDS = "collective"  # what NCCL 2.24 and 2.25 print
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(Struct):
     """A NcclGroup under construction, while the lines about it are read."""
 
     size: int = 0
@@ -182,8 +183,7 @@ class _Group:
         return NcclGroup(max(self.size, len(self.ranks)), named)
 
 
-@dataclass(slots=True)
-class _Communicator:
+class _Communicator(Struct):
     """A Communicator under construction; `current` is the group to which the next ranks belong."""
 
     name: str

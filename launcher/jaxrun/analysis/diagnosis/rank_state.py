@@ -9,11 +9,24 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from jaxrun import stack_frames
 from jaxrun.analysis.diagnosis import stacks
+from jaxrun.analysis.diagnosis.error_choice import (
+    ErrorChoice,
+    HandledError,
+    choose_error,
+    find_failed_save,
+    find_handled_errors,
+)
 from jaxrun.analysis.diagnosis.helpers import NO_HELPERS, Helpers
 from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack
+from jaxrun.lazy_pattern import lazy_pattern
+from jaxrun.protocol.error_chain import GET_KEY, GET_KEY_BYTES, CoordinationWait
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState
 
@@ -29,10 +42,12 @@ class Activity(enum.Enum):
     NETWORK = enum.auto()
     DATA = enum.auto()
     THREAD = enum.auto()  # waits for another thread of its own process: a lock, an event, a future
+    EVENTS = enum.auto()  # waits in an event loop of asyncio
     ENDING = enum.auto()  # the program's main thread has ended, but something else in the process has not
     SLEEP = enum.auto()
     COMPILING = enum.auto()
     BARRIER = enum.auto()
+    KEY = enum.auto()  # waits for a value that another rank gives to JAX's coordination service
     CALL = enum.auto()  # waits in JAX, usually for other ranks
     JOINT_CALL = enum.auto()  # waits for other ranks in a function of jaxrun
     ASLEEP = enum.auto()  # waits on a futex at a line that has made no cross-process call before
@@ -41,12 +56,35 @@ class Activity(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-IN_JAX = (Activity.BARRIER, Activity.CALL)
+class ActivityWords(NamedTuple):
+    """What a rank does, to complete "rank 3 …"; `brief` has room in a column, without "is"."""
+
+    full: str
+    brief: str = ""
+
+
+ACTIVITY_WORDS: Mapping[Activity, ActivityWords] = {
+    Activity.STOPPED: ActivityWords("is stopped by a signal", "stopped by a signal"),
+    Activity.TRACED: ActivityWords("is stopped by a debugger", "stopped by a debugger"),
+    Activity.DISK: ActivityWords("waits in the kernel for a disk, a file server or a driver", "waits for a disk"),
+    Activity.PROMPT: ActivityWords("waits at a debugger's prompt"),
+    Activity.INPUT: ActivityWords("waits for something to read, as in input(),", "waits for input"),
+    Activity.FILE_LOCK: ActivityWords("waits for a file lock", "waits for a file lock"),
+    Activity.PROCESS: ActivityWords("waits for a process that it started", "waits for a process"),
+    Activity.NETWORK: ActivityWords("waits for the network", "waits for the network"),
+    Activity.DATA: ActivityWords("waits for data"),
+    Activity.THREAD: ActivityWords("waits for a lock or another of its threads"),
+    Activity.EVENTS: ActivityWords("waits in its event loop"),
+    Activity.ENDING: ActivityWords("is at its end"),
+    Activity.SLEEP: ActivityWords("sleeps", "sleeps"),
+    Activity.COMPILING: ActivityWords("is compiling", "compiles"),
+    Activity.ASLEEP: ActivityWords("is asleep where it has made no cross-process call before,", "waits"),
+}
+IN_JAX = (Activity.BARRIER, Activity.KEY, Activity.CALL)
 WAITING = (*IN_JAX, Activity.JOINT_CALL)  # these usually wait for other ranks
 
 
-@dataclass(frozen=True, slots=True)
-class RankState:
+class RankState(Struct, frozen=True):
     """What one rank is doing; every field except `activity` may be empty.
 
     place:          the program's line, "data.py:31 __next__"
@@ -58,6 +96,10 @@ class RankState:
     is_alone:       it waits for data, but has no other thread and no child
     is_in_jax:      its main thread is in JAX, asleep or not, or waits for ranks in a joint function; not at a prompt
     sleeps_in_jax:  `is_in_jax`, and the main thread is asleep
+    wait:           its call of JAX's coordination service, if it is in one
+    thread:         the thread that is in this call, and for which the main thread waits; empty for the main thread
+    errors:         the exceptions that its threads handle
+    kept:           the exception of a future, for which the program has not asked
     """
 
     activity: Activity
@@ -70,21 +112,31 @@ class RankState:
     is_alone: bool = False
     is_in_jax: bool = False
     sleeps_in_jax: bool = False
+    wait: CoordinationWait | None = None
+    thread: str = ""
+    errors: tuple[HandledError, ...] = ()
+    kept: ErrorChoice | None = None
 
     @property
     def waits_for_the_dead(self) -> bool:
-        """Whether it waits for data that a thread or process may have had to bring, which has ended."""
-        return self.activity in (Activity.DATA, Activity.THREAD) and (self.helpers.any_dead or self.is_alone)
+        """Whether it waits for data that a task, thread or process may have had to bring, which has ended."""
+        return self.activity in (Activity.DATA, Activity.THREAD, Activity.EVENTS) and (self.has_lost or self.is_alone)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a task, thread or process of it is known to have failed or ended."""
+        return self.helpers.any_dead or self.kept is not None
 
 
 _PYTHON = r"/lib(?:64)?/python3\.\d+/"
 _PACKAGE = r"-packages/"
 _DATA_LOADERS = "torch/utils/data|grain|tensorflow/python/data|tensorflow_datasets|datasets"
 _QUEUES = r"multiprocessing/(?:queues|pool|connection)\.py"
+_POOL = lazy_pattern(r"/multiprocess(?:ing)?/pool\.py$")
 _CLIENTS = "requests|urllib3|httpx|httpcore|aiohttp|fsspec|gcsfs|s3fs|botocore|grpc|google|wandb"
 # What a rank does if any of its frames ("file function") matches; the first rule that matches decides.
 _RULES = tuple(
-    (activity, name, re.compile(pattern))
+    (activity, name, lazy_pattern(pattern))
     for activity, name, pattern in (
         (Activity.CALL, "", r"/jaxrun_runtime/agent_channel\.py receive_answer$"),  # for its turn (--lockstep strict)
         (Activity.PROMPT, "jax.debug.breakpoint", r"/jax/_src/debugger/"),
@@ -103,6 +155,7 @@ _RULES = tuple(
         (Activity.DATA, "", rf"{_PYTHON}(?:queue\.py (?:get|put|join)$|{_QUEUES})"),
         (Activity.NETWORK, "", rf"{_PACKAGE}(?:{_CLIENTS})/"),
         (Activity.NETWORK, "", rf"{_PYTHON}(?:socket\.py|ssl\.py|http/client\.py|urllib/|ftplib\.py)"),
+        (Activity.EVENTS, "", rf"{_PYTHON}(?:asyncio/base_events\.py _run_once$|selectors\.py select$)"),
         (Activity.THREAD, "", rf"{_PYTHON}(?:concurrent/futures/|threading\.py (?:wait|acquire|join|__enter__)$)"),
     )
 )
@@ -112,9 +165,9 @@ _STATES: Mapping[str, Activity] = {
     ProcessState.DISK: Activity.DISK,
 }
 # Kernel functions, of old and new kernels, in which a thread sleeps whose innermost frame is the program's.
-_READS = re.compile(r"n_tty_read|tty_read|wait_woken|pipe_read|pipe_wait|unix_stream_(?:read|data)")
+_READS = lazy_pattern(r"n_tty_read|tty_read|wait_woken|pipe_read|pipe_wait|unix_stream_(?:read|data)")
 _KERNEL = tuple(
-    (activity, re.compile(pattern))
+    (activity, lazy_pattern(pattern))
     for activity, pattern in (
         (Activity.SLEEP, r"nanosleep"),
         (Activity.PROCESS, r"^(?:kernel_)?(?:do_)?wait(?:id|4)?$"),
@@ -123,8 +176,8 @@ _KERNEL = tuple(
     )
 )
 # Functions in which JAX waits for a result, possibly by polling a GPU.
-_RESULT = re.compile(r"/jax/_src/(?:api\.py (?:try_to_block|block_until_ready)|array\.py (?:_value|__array__))$")
-_INNER = re.compile(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # JAX's internals, whose names tell a user nothing
+_RESULT = lazy_pattern(r"/jax/_src/(?:api\.py (?:try_to_block|block_until_ready)|array\.py (?:_value|__array__))$")
+_INNER = lazy_pattern(r"^_|^(?:wrapper|cache_miss|try_to_block)$")  # JAX's internals, whose names tell a user nothing
 
 
 def find_rank_states(
@@ -143,9 +196,13 @@ def find_rank_states(
 
 def _with_helpers(state: RankState, dump: str, helpers: Helpers) -> RankState:
     waits_for_queue = state.activity is Activity.DATA and state.call == "queue.get"
+    if not any(_POOL.search(frame.file) for frame in stacks.main_stack(dump).frames):
+        helpers = replace(helpers, lost_workers=())  # it does not wait for a pool
     has_none = not (helpers.live_children or helpers.any_dead or _has_other_threads(dump))
     is_alone = waits_for_queue and has_none
-    return replace(state, helpers=helpers, is_alone=is_alone)
+    left = find_failed_save(helpers.failed_saves)
+    errors = state.errors if state.errors or left is None else (left,)
+    return replace(state, helpers=helpers, is_alone=is_alone, errors=errors)
 
 
 def _has_other_threads(dump: str) -> bool:
@@ -164,8 +221,10 @@ def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = (
     stack = stacks.main_stack(dump)
     state = _find_state(rank, dump, stack, wait, places)
     is_in_jax = state.activity is not Activity.PROMPT and stack.is_in_jax(places)
-    sleeps = is_in_jax and (stack.waits_for_ranks or "futex" in wait)
-    return replace(state, is_in_jax=is_in_jax, sleeps_in_jax=sleeps)
+    is_noted = stack.waits_for_ranks or stack.coordination_wait is not None
+    sleeps = is_in_jax and (is_noted or "futex" in wait)
+    errors, kept = find_handled_errors(dump), choose_error(stack.notes.kept)
+    return replace(state, is_in_jax=is_in_jax, sleeps_in_jax=sleeps, errors=errors, kept=kept)
 
 
 def _find_state(rank: int, dump: str, stack: Stack, wait: str, places: Collection[str]) -> RankState:
@@ -183,9 +242,13 @@ def _find_state(rank: int, dump: str, stack: Stack, wait: str, places: Collectio
     called, place = stack.frames[:index], str(stack.frames[index])
     if stack.waits_for_ranks:
         return RankState(Activity.JOINT_CALL, place, stack.joint_function)
+    if (coordination := stack.coordination_wait) is not None:
+        return RankState(_kind(coordination), place, _name(called), wait=coordination)
     for activity, name, pattern in _RULES:
         if any(pattern.search(f"{frame.file} {frame.function}") for frame in called):
             others = _others(dump, stack) if activity in (Activity.THREAD, Activity.DATA) else ()
+            if activity is Activity.THREAD and (helper := _waiting_thread(dump, stack)):
+                return replace(helper, place=place, call=_name(called))
             return RankState(activity, place, name or _name(called), others)
     if any(frame.is_jax for frame in called):
         waits = "futex" in wait or _RESULT.search(f"{called[0].file} {called[0].function}")
@@ -223,7 +286,7 @@ def _is_plain_library(frame: Frame) -> bool:
 
 def _name(called: Sequence[Frame]) -> str:
     """The function that the program has called: "queue.get", "process_allgather"; empty for internals of JAX."""
-    entries = [frame for frame in called if not frame.is_wrapper]
+    entries = [frame for frame in called if not (frame.is_wrapper or stack_frames.is_ours(frame.file))]
     if not entries or (entries[-1].is_jax and _INNER.search(entries[-1].function)):
         return ""
     entry = entries[-1]
@@ -231,6 +294,18 @@ def _name(called: Sequence[Frame]) -> str:
         return entry.function
     library = re.split(rf"{_PACKAGE}|{_PYTHON}", entry.file)[-1].split("/")[0].removesuffix(".py")
     return library if _INNER.search(entry.function) else f"{library}.{entry.function}"
+
+
+def _kind(wait: CoordinationWait) -> Activity:
+    return Activity.KEY if wait.function in (GET_KEY, GET_KEY_BYTES) else Activity.BARRIER
+
+
+def _waiting_thread(dump: str, main: Stack) -> RankState | None:
+    """What a rank does whose main thread waits for another thread, and that one for ranks; None if none does."""
+    for stack in stacks.parse_dump(dump):
+        if stack != main and (wait := stack.coordination_wait) is not None:
+            return RankState(_kind(wait), wait=wait, thread=stack.name or "without a name")
+    return None
 
 
 def _awaited_threads(dump: str, main: Stack) -> tuple[str, ...]:

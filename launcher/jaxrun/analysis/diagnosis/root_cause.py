@@ -3,7 +3,8 @@
 Each worker's outcome falls into one of these classes:
 
     OWN          its own exception or exit status, a signal that the launcher did not send, or a lost host
-    UNCLEAR      an unexplained abort or status 0; a broken connection after one of its threads had died
+    UNCLEAR      an unexplained abort or status 0; a broken connection after one of its threads had died; a call in
+                 which JAX has found the ranks at different points, perhaps because of another rank's error
     CONSEQUENCE  an error that only another worker's end can cause (consequences.py), or killed by the launcher
     FINE         its program had ended with status 0, or the worker still runs
 
@@ -19,9 +20,12 @@ import signal
 from collections.abc import Sequence
 
 from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, Fate, classify_error, find_consequence
+from jaxrun.analysis.diagnosis.error_choice import choose_error
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
-from jaxrun.protocol.worker_messages import ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, ThreadFailed, WorkerStage
+
+_OTHER_CALL = "sync_global_devices name mismatch"
 
 
 class Culpability(enum.IntEnum):
@@ -77,11 +81,43 @@ def find_first_failure(workers: Sequence[WorkerOutcome]) -> WorkerOutcome:
     return min(workers, key=lambda worker: (culpability(worker), worker.time, worker.rank))
 
 
+# A BaseExceptionGroup has an interrupt in it: other errors would be an ExceptionGroup. BdbQuit is what pdb makes of a
+# Ctrl-C at its prompt.
+_INTERRUPTS = ("KeyboardInterrupt", "BaseExceptionGroup", "BdbQuit")
+
+
+def find_failed_endings(workers: Sequence[WorkerOutcome], signum: int) -> list[WorkerOutcome]:
+    """Return the workers that failed for a reason of their own when they were to end because of this signal.
+
+    An exit status of the program's choice does not count, and neither does the interrupt itself.
+    """
+    return [worker for worker in workers if culpability(worker) is Culpability.OWN and _failed_to_end(worker, signum)]
+
+
+def _failed_to_end(worker: WorkerOutcome, signum: int) -> bool:
+    failure = worker.failure
+    if failure is None:
+        # Whoever asks for the end may also kill what is late: a scheduler, or mpirun.
+        asked = {
+            -signal.SIGTERM,
+            -signal.SIGINT,
+            -signal.SIGHUP,
+            -signum,
+            *(() if worker.out_of_memory else (-signal.SIGKILL,)),
+        }
+        return worker.status is not None and worker.status < 0 and worker.status not in asked
+    is_interrupt = failure.error in _INTERRUPTS or "KeyboardInterrupt" in failure.message
+    return failure.stage == WorkerStage.PROGRAM and failure.error != "SystemExit" and not is_interrupt
+
+
 def collateral(worker: WorkerOutcome) -> Fate | None:
     """Return what another worker's end did to this one, by its exception or stderr; None if they do not show it."""
     failure = worker.failure
     if failure is None or failure.error == "SystemExit":
-        return find_consequence(f"{worker.stderr_tail}\n{worker.crash_dump}")
+        handled = (
+            [find_consequence(f"{error.error}: {error.message}") for error in failure.chain[:1]] if failure else []
+        )
+        return next(filter(None, handled), None) or find_consequence(f"{worker.stderr_tail}\n{worker.crash_dump}")
     if classify_error(failure.message, failure.traceback) is ErrorOrigin.OTHER:
         return find_consequence(f"{failure.message}\n{failure.traceback}")
     return None
@@ -96,12 +132,21 @@ def _culpability_of_failure(worker: WorkerOutcome) -> Culpability:
     assert worker.failure is not None
     if worker.failure.error == "SystemExit":
         return _consequence_unless_thread_died(worker) if collateral(worker) else Culpability.OWN
+    if _shows_other_call(worker.failure):
+        return Culpability.UNCLEAR
     match classify_error(worker.failure.message, worker.failure.traceback):
         case ErrorOrigin.OWN:
             return Culpability.OWN
         case ErrorOrigin.UNCLEAR:
             return Culpability.UNCLEAR
     return _consequence_unless_thread_died(worker)
+
+
+def _shows_other_call(failure: Failed) -> bool:
+    """Whether the cause of a failure is that another rank has called sync_global_devices with another name."""
+    choice = choose_error(failure.chain)
+    message = choice.chosen.message if choice is not None else failure.message
+    return message.startswith(_OTHER_CALL)
 
 
 def _consequence_unless_thread_died(worker: WorkerOutcome) -> Culpability:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
+
+from jaxrun.analysis.diagnosis.doing import Doing
+from jaxrun.analysis.diagnosis.error_choice import error_name
 from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.job_outcome import WorkerOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.text import format_status
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The stacks and calls of all ranks at one moment; all mappings are by rank.
 
     time:      seconds since the epoch
@@ -28,6 +31,8 @@ class Snapshot:
     straggler:    the rank or host that slows the others down, if there is one
     helpers:      the threads and processes that the rank has started; None if they were not asked for
     nccl:         what NCCL's own service says; None if it was not asked, or has not answered
+    raised:       the error that the last call of a gang has raised on these ranks, by the name of its type
+    by_signal:    the types of exceptions by which a signal ends these ranks at this moment; they explain no hang
     """
 
     time: float
@@ -41,19 +46,25 @@ class Snapshot:
     platform: str = ""
     helpers: Mapping[int, Helpers] | None = None
     nccl: NcclReport | None = None
+    raised: Mapping[int, str] = field(default_factory=dict)
+    by_signal: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RankEnd:
+class RankEnd(Struct, frozen=True):
     """How a rank ended, in a few words; `has_finished`: its program ended well, by itself."""
 
     text: str
     is_failure: bool = True
     has_finished: bool = False
 
+    @property
+    def doing(self) -> Doing:
+        if self.is_failure:
+            return Doing.FAILED
+        return Doing.FINISHED if self.has_finished else Doing.ENDED
 
-@dataclass(frozen=True, slots=True)
-class HostMemory:
+
+class HostMemory(Struct, frozen=True):
     """The memory of a host, or of the ranks' cgroup on it if that is fuller, in bytes: used, and how much there is."""
 
     host: str
@@ -61,8 +72,7 @@ class HostMemory:
     limit_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(Struct, frozen=True):
     """The progress of all ranks at one moment; all mappings are by rank.
 
     time:       seconds since the epoch
@@ -74,6 +84,7 @@ class Overview:
     ends:       how ranks have ended
     calls_per_step:  number of calls after which the sequence of calls repeats itself; 0 if unknown
     straggler:  the rank or host that slows the others down, if there is one
+    stall:      for how long the job has made no progress, and who waits for whom, in words; empty before a notice
     awaited:    the lost hosts for which the job waits, and how long it still will, in words; empty if there are none
     debugged:   the ranks that a person debugs
     """
@@ -87,8 +98,27 @@ class Overview:
     ends: Mapping[int, RankEnd] = field(default_factory=dict)
     calls_per_step: int = 0
     straggler: Straggler | None = None
+    stall: str = ""
     awaited: str = ""
     debugged: tuple[int, ...] = ()
+
+    @property
+    def calls_made(self) -> float | None:
+        """How many cross-process calls the median rank has made; None if no calls are recorded."""
+        made = [sum(flight.call_counts.values()) for flight in self.flights.values() if flight.level != NOTHING]
+        from statistics import median  # takes 5 ms
+
+        return median(made) if made else None
+
+    @property
+    def idle_s(self) -> float | None:
+        """For how many seconds no rank has come to a cross-process call; None if none has made any."""
+        ages = [
+            self.vitals[rank].time - came_at
+            for rank, flight in self.flights.items()
+            if rank in self.vitals and (came_at := flight.came_at)
+        ]
+        return max(0.0, min(ages)) if ages else None
 
     @property
     def host_memory(self) -> tuple[HostMemory, ...]:
@@ -109,7 +139,7 @@ def _fullness(memory: HostMemory) -> float:
 def find_end(worker: WorkerOutcome) -> RankEnd | None:
     """Return how a worker, or its program, ended; None while the program runs."""
     if worker.failure is not None:
-        return RankEnd(f"raised {worker.failure.error}")
+        return RankEnd(f"raised {error_name(worker.failure)}")
     if worker.lost_reason:
         return RankEnd("lost")
     if worker.killed_by_launcher:

@@ -1,5 +1,6 @@
 """Parses the dumps of Python's fault handler: the stack of each thread, and which of its frames are the user's.
 
+Dumps that a rank writes by itself have the same format, and lines about exceptions and waits (protocol/error_chain.py).
 A dump holds one block per thread, newest thread first, so the main thread's is the last; the innermost frame
 comes first. One text may hold several dumps; the last one counts.
 """
@@ -10,10 +11,13 @@ import enum
 import itertools
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import PurePath
 
+from msgspec import Struct
+
 from jaxrun import stack_frames
+from jaxrun.lazy_pattern import lazy_pattern
+from jaxrun.protocol.error_chain import NO_NOTES, CoordinationWait, ThreadNotes, parse_notes
 from jaxrun.protocol.flight_file import (
     GANG_ALLGATHER,
     GANG_BARRIER,
@@ -27,17 +31,18 @@ NATIVE_STACKS_TIMEOUT_S = 30.0  # for the C frames of one host's ranks
 
 FATAL_ERROR = "Fatal Python error: "  # begins the dump of a fatal signal
 # Samples: `Thread 0x00007f2c4e7fc6c0 [Loader-1] (most recent call first):`, `  File "a.py", line 88 in step`
-_THREAD = re.compile(
+_THREAD = lazy_pattern(
     r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[(?P<name>.*?)(?P<daemon>, daemon)?\])? \(most recent call first\):"
 )
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?\?\?) in (?P<function>.*)$')
+_FRAME = lazy_pattern(r'^  File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?\?\?) in (?P<function>.*)$')
 # The functions in which a rank of a gang waits for its next call.
-_GANG_MODULES = re.compile(r"/jaxrun/protocol/\w+\.py$|/jaxrun_runtime/gang\w*[./]")
+_GANG_MODULES = lazy_pattern(r"/jaxrun/protocol/\w+\.py$|/jaxrun_runtime/gang\w*[./]")
 _GANG_RECEIVE = "_receive"
-_CALLED_BY_TESTS = re.compile(r"/jaxrun_runtime/(?:joint_calls|pytest/rank_gang)\.py$")  # barriers, a debugger's prompt
-_JOINT_WAIT = re.compile(r"/jaxrun_runtime/joint_calls\.py$")  # the frame of the runtime in which ranks wait for others
+_CALLED_BY_TESTS = lazy_pattern(r"/jaxrun_runtime/(?:joint_calls|pytest/rank_gang)\.py$")  # barriers, debuggers
+_COORDINATION_WAIT = lazy_pattern(r"/jaxrun_runtime/coordination_waits\.py$")
+_JOINT_WAIT = lazy_pattern(r"/jaxrun_runtime/joint_calls\.py$")  # the runtime's frame in which ranks wait for others
 _JOINT_FUNCTIONS = tuple(
-    (function, re.compile(rf"/jaxrun_runtime/(?:{module})\.py$"), function.rpartition(".")[2])
+    (function, lazy_pattern(rf"/jaxrun_runtime/(?:{module})\.py$"), function.rpartition(".")[2])
     for function, module in (
         (SNAPSHOT, "state_snapshots/snapshots"),
         (RESTORE, "state_snapshots/snapshots"),
@@ -49,8 +54,7 @@ _JOINT_FUNCTIONS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     file: str
     line: int
     function: str
@@ -104,21 +108,22 @@ _ENDINGS = {
     "_finalize_program": Ending.FINALIZER,
     "_finalize_mpi": Ending.MPI,
 }
-_JOINS_CHILD = re.compile(r"/(?:multiprocessing/process\.py join|subprocess\.py (?:wait|communicate))$")
-_JOINS_QUEUE = re.compile(r"/multiprocessing/queues\.py _finalize_join$")
+_JOINS_CHILD = lazy_pattern(r"/(?:multiprocessing/process\.py join|subprocess\.py (?:wait|communicate))$")
+_JOINS_QUEUE = lazy_pattern(r"/multiprocessing/queues\.py _finalize_join$")
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(Struct, frozen=True):
     """The frames of one thread, innermost first; `current` marks the thread that received the signal.
 
     name, is_daemon:  the thread's name and kind, if the dump has them
+    notes:            the exception that it handles, and its wait in JAX's coordination service
     """
 
     frames: tuple[Frame, ...] = ()
     current: bool = False
     name: str = ""
     is_daemon: bool = False
+    notes: ThreadNotes = NO_NOTES
 
     @property
     def programs(self) -> tuple[Frame, ...]:
@@ -155,6 +160,8 @@ class Stack:
         """
         if self.waits_for_ranks or self.ending is not None:
             return self.waits_for_ranks
+        if self.coordination_wait is not None:
+            return True
         called = self.called
         if not self.frames or not called:
             return bool(self.programs)
@@ -200,6 +207,16 @@ class Stack:
         return any(_JOINT_WAIT.search(frame.file) for frame in self.frames)
 
     @property
+    def coordination_wait(self) -> CoordinationWait | None:
+        """The call of JAX's coordination service in which the thread waits; without its name in the dump of a fault."""
+        if self.notes.wait is not None:
+            return self.notes.wait
+        inner = self.frames[0] if self.frames else None
+        if inner is None or not _COORDINATION_WAIT.search(inner.file):
+            return None
+        return CoordinationWait(inner.function)
+
+    @property
     def is_idle(self) -> bool:
         """Whether a rank of a gang waits for its next call."""
         inner = list(itertools.takewhile(lambda frame: _GANG_MODULES.search(frame.file), self.frames))
@@ -210,22 +227,27 @@ class Stack:
 
 def parse_dump(dump: str) -> tuple[Stack, ...]:
     """Return the threads of the last dump in the text, in the dump's order."""
-    threads: list[tuple[re.Match[str], list[Frame]]] = []
+    threads: list[tuple[re.Match[str], list[str]]] = []
     previous = ""
     for line in dump.splitlines():
-        header, frame = _THREAD.match(line), _FRAME.match(line)
+        header = _THREAD.match(line)
         # Within a dump, an empty line precedes every thread except the first.
         if (header and previous) or line.startswith((FATAL_ERROR, "Timeout (")):
             threads.clear()
         if header:
             threads.append((header, []))
-        elif frame and threads:
-            number = int(frame["line"]) if frame["line"].isdigit() else 0
-            threads[-1][1].append(Frame(frame["file"], number, frame["function"]))
+        elif threads:
+            threads[-1][1].append(line)
         previous = line
-    return tuple(
-        Stack(tuple(found), header[1] == "Current thread", header["name"] or "", bool(header["daemon"]))
-        for header, found in threads
+    return tuple(_parse_thread(header, lines) for header, lines in threads)
+
+
+def _parse_thread(header: re.Match[str], lines: list[str]) -> Stack:
+    found = [match for line in lines if (match := _FRAME.match(line))]
+    numbers = [int(match["line"]) if match["line"].isdigit() else 0 for match in found]
+    frames = tuple(Frame(at["file"], line, at["function"]) for at, line in zip(found, numbers, strict=True))
+    return Stack(
+        frames, header[1] == "Current thread", header["name"] or "", bool(header["daemon"]), parse_notes(lines)
     )
 
 
@@ -253,4 +275,5 @@ def is_waiting_in_jax(dump: str, kernel_wait: str, places: Collection[str] = ())
     library's frame below a line of `places`. Python's queues do not count: they show a frame of their own.
     """
     stack = main_stack(dump)
-    return stack.waits_for_ranks or ("futex" in kernel_wait and stack.is_in_jax(places))
+    is_noted = stack.waits_for_ranks or stack.coordination_wait is not None
+    return is_noted or ("futex" in kernel_wait and stack.is_in_jax(places))

@@ -10,26 +10,31 @@ The stall notice, the early exit, the sentences about deadlocks, top and the tes
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from jaxrun.analysis.diagnosis.error_choice import HandledError
 from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState, find_rank_states
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing_ranks
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.hidden_fields import HidesFields
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCall:
+class GroupCall(HidesFields, frozen=True):
     """A cross-process call that a rank has come to, and that other ranks of its group have not come to.
 
     progress:  how far the ranks of the group have come
     """
 
+    hidden = frozenset({"progress"})
+
     group: str
     number: int
-    progress: GroupProgress = field(repr=False)
+    progress: GroupProgress
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -45,8 +50,7 @@ class GroupCall:
 AwaitedCall = MissingRanks | GroupCall
 
 
-@dataclass(frozen=True, slots=True)
-class RankWait:
+class RankWait(Struct, frozen=True):
     """One rank in the picture.
 
     state:  what the rank does; None if its stack was not taken
@@ -62,8 +66,7 @@ class RankWait:
         return self.calls[0].missing if self.calls else ()
 
 
-@dataclass(frozen=True, slots=True)
-class WaitGraph:
+class WaitGraph(Struct, frozen=True):
     """Who waits for whom in a job, at one moment.
 
     ranks:        by rank, all whose stack or flight is known
@@ -96,6 +99,12 @@ class WaitGraph:
         kinds = {state.activity for state in self.busy_states.values()}
         return bool(kinds) and kinds <= set(IN_JAX) and not self.some_are_behind
 
+    @property
+    def unseen_errors(self) -> dict[int, HandledError]:
+        """By rank, the exception that it handles, or a background save has left; empty if no rank is without one."""
+        found = {rank: state.errors[0] for rank, state in self.busy_states.items() if state.errors}
+        return found if self.finished or len(found) < len(self.busy_states) else {}
+
     def joint_call(self, rank: int) -> MissingRanks | None:
         """The joint function in which this rank waits for others; None if it is in none."""
         calls = self.ranks[rank].calls if rank in self.ranks else ()
@@ -114,6 +123,15 @@ class WaitGraph:
         for rank, call in sorted(calls, key=lambda one: (one[1].group, one[0])):
             if never := call.missing_of(self.finished):
                 yield (rank,), call, never
+
+    def waiting_s(self, rank: int, flight: Flight, time: float) -> float:
+        """For how many seconds the rank had waited for others at `time`, by its own clock; 0 if it did not wait."""
+        calls = self.ranks[rank].calls if rank in self.ranks else ()
+        if not calls:
+            return 0.0
+        if isinstance(calls[0], MissingRanks):
+            return time - (flight.joint_wait.since if flight.joint_wait is not None else time)
+        return time - flight.came_at
 
     def awaited_by(self, rank: int) -> tuple[int, ...]:
         """The ranks that `rank` waits for: by recorders, else, by stacks, those that do not wait. Empty if unknown."""
@@ -145,13 +163,25 @@ def find_wait_graph(
 
 def wait_graph_of(snapshot: Snapshot, finished: Collection[int] | None = None) -> WaitGraph:
     """Return the picture of a snapshot; `finished`, if given, replaces the snapshot's finished ranks."""
-    return find_wait_graph(
+    graph = find_wait_graph(
         snapshot.flights,
         snapshot.dumps,
         snapshot.waits,
         snapshot.helpers,
         snapshot.finished if finished is None else finished,
     )
+    if not snapshot.by_signal:
+        return graph
+    ranks = {rank: _without_errors(wait, snapshot.by_signal) for rank, wait in graph.ranks.items()}
+    return replace(graph, ranks=ranks)
+
+
+def _without_errors(wait: RankWait, types: Collection[str]) -> RankWait:
+    """Leave out exceptions of these types that a rank handles."""
+    if wait.state is None:
+        return wait
+    kept = tuple(handled for handled in wait.state.errors if handled.choice.chosen.error not in types)
+    return replace(wait, state=replace(wait.state, errors=kept))
 
 
 def _find_group_calls(flights: Mapping[int, Flight]) -> Iterator[tuple[int, GroupCall]]:

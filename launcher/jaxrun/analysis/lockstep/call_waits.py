@@ -27,6 +27,7 @@ class CallWait(NamedTuple):
     late_s:     by how much it came later than the next to last
     waited_s:   how long the others, on average, may have waited for it: they made no other call meanwhile
     blocked_s:  the part of `waited_s` that they certainly waited: they were inside the call
+    inherited_s:  how long the others, on average, waited longer than `waited_s`, because it left the call before late
     """
 
     number: int
@@ -38,6 +39,7 @@ class CallWait(NamedTuple):
     late_s: float
     waited_s: float
     blocked_s: float
+    inherited_s: float = 0.0
 
 
 class CallEntry(NamedTuple):
@@ -132,4 +134,5 @@ def measure_wait(
         late_s=late_s,
         waited_s=late_s * waiting / len(others),
         blocked_s=blocked_s / len(others),
+        inherited_s=max(0.0, came - ready - late_s) * waiting / len(others),
     )

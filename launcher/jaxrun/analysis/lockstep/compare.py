@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep.divergence import (
     CallGroup,
@@ -23,8 +25,7 @@ from jaxrun.text import group_alike
 Flights = Mapping[int, Flight]  # by rank
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A call at which, or before which, ranks seem to have been out of step; the histories decide.
 
     rank_sets:  ranks with equal histories, the largest set first; without ranks of which nothing is known
@@ -40,9 +41,10 @@ class Candidate:
         return tuple(ranks[0] for ranks in self.rank_sets)
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
+class Compilation(Struct, frozen=True):
     """A call for which some ranks compile a program, while the ranks `before` it seem to do something else.
+
+    It may also be a call that all ranks have entered, whose program only the ranks `compiling` show.
 
     compiling:  the compiling ranks, in sets whose programs may be the same
     before:     ranks that have made all calls of the group before this one, and compile nothing
@@ -54,8 +56,7 @@ class Compilation:
     before: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Lag:
+class Lag(Struct, frozen=True):
     """A call of a group that the ranks `ahead` have made or entered, and the ranks `behind` have not.
 
     reached:  by rank, the number of the last call that the rank has made or entered
@@ -126,6 +127,33 @@ def find_compilations(flights: Flights) -> tuple[Compilation, ...]:
     return tuple(compilation for compilation in found if compilation.before)
 
 
+def find_entered(flights: Flights, size: int) -> tuple[Compilation, ...]:
+    """Return the calls that all ranks of a group have entered and not left, if the programs of some are not known.
+
+    size:  the number of the job's ranks
+    """
+    complete = {rank: flight for rank, flight in flights.items() if flight.complete}
+    found = []
+    for group in sorted({group for flight in complete.values() for group in flight.call_counts}):
+        ranks = parse_group(group, size)
+        numbers = {complete[rank].call_counts.get(group, 0) + 1 for rank in ranks & complete.keys()}
+        if not ranks <= complete.keys() or len(numbers) != 1:
+            continue
+        (number,) = numbers
+        known = {rank: call for rank in ranks if (call := complete[rank].pending) and call.group == group}
+        before = tuple(rank for rank in sorted(ranks - known.keys()) if _is_before(complete[rank], group, number))
+        if before and len(before) + len(known) == len(ranks) and all(complete[rank].entered for rank in before):
+            programs = {rank: complete[rank].program(call) for rank, call in known.items()}
+            identities = {rank: (program.key, program.code) for rank, program in programs.items()}
+            found.append(Compilation(group, number, partition_by_program(identities), before))
+    return tuple(found)
+
+
+def calls_one_program(flight: Flight, site: int) -> bool:
+    """Whether all known calls from this site have had the same program, so that the next one most likely has, too."""
+    return len({call.program for call in flight.calls if call.site == site}) == 1
+
+
 def enter_standing_call(flight: Flight, candidate: Candidate, site: int) -> Flight:
     """Return the flight of a rank that stands in a call at this site, with that call entered.
 
@@ -183,9 +211,9 @@ def _differing_chains(flights: Iterable[Flight]) -> dict[str, int]:
     chains: dict[str, dict[int, int]] = defaultdict(dict)
     lowest: dict[str, int] = {}
     for flight in flights:
-        for _, group, number, chain, *_ in flight.calls:
-            if chains[group].setdefault(number, chain) != chain:
-                lowest[group] = min(number, lowest.get(group, number))
+        for call in flight.calls:
+            if chains[call.group].setdefault(call.number, call.chain) != call.chain:
+                lowest[call.group] = min(call.number, lowest.get(call.group, call.number))
         for group, marks in flight.marks.items():
             for number, chain in marks.items():
                 if chains[group].setdefault(number, chain) != chain:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import PurePath
+
+from msgspec import Struct
 
 from jaxrun.analysis.lockstep import hlo_diff
 from jaxrun.analysis.lockstep.divergence import CallGroup
@@ -77,12 +78,19 @@ SAME_LINE_ADVICE = (
     "the same line made different calls: where a set, or a dict made from one, gives the order, sort it; where a value "
     "decides, let all decide by the same one (jax.experimental.multihost_utils.broadcast_one_to_all)."
 )
+REORDERED_ADVICE = (
+    "the ranks make the same calls in another order: where a set, or a dict made from one, gives the order, sort it by "
+    "something that is equal on all ranks, such as a name; where data decides, let all decide by the same data."
+)
+NAN_SEARCH_ADVICE = (
+    "a rank has found a NaN, so that JAX runs the program again there, operation by operation, up to the rank's first "
+    "NaN (jax_debug_nans): from here on the ranks' calls differ, and FloatingPointError must end the job."
+)
 CROSSED_ADVICE = "groups that share ranks must make their calls in one order on all of them."
 EARLIER_ADVICE = "jaxrun --lockstep strict stops at the first call that differs."
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """One difference: a `subject` ("argument batch.x is") with its values, or a diff of programs in `lines`.
 
     values:   each value, with the ranks that have it

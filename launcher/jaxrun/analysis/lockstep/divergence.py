@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from jaxrun.protocol.flight import Arrays, ProgramDetails
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.worker_messages import Call
 from jaxrun.text import agree, group_alike, plural
 
@@ -21,8 +25,7 @@ class OtherCall(NamedTuple):
     place: str
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
+class Absence(Struct, frozen=True):
     """What ranks do that make no such call: they have finished, or wait in another call.
 
     made: number of calls of the group that they have made; None if unknown
@@ -43,14 +46,15 @@ class Absence:
         return f"{agree('has', count)} made {calls} and {finished}"
 
 
-@dataclass(frozen=True, slots=True)
-class CallGroup:
+class CallGroup(HidesFields, frozen=True):
     """Ranks that did the same.
 
     If they made a call, `name` is the call's; rank `recorded_by` has recorded it as its program number `program`.
     Source, arguments, results, mesh and `hlo` (the lowered program, packed) come from the program's details, if known.
     If they made no call, there is an `absence`.
     """
+
+    hidden = frozenset({"hlo"})
 
     ranks: tuple[int, ...]
     name: str = ""
@@ -61,7 +65,7 @@ class CallGroup:
     arguments: Arrays = ()
     results: Arrays = ()
     mesh: str = ""
-    hlo: str = field(default="", repr=False)
+    hlo: str = ""
     absence: Absence | None = None
     recorded_by: int = -1
     program: int = 0
@@ -83,22 +87,43 @@ class CallGroup:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
+class CallOrder(Enum):
+    """What the calls around a divergence show. They are of the line that made the call in which ranks differ."""
+
+    UNKNOWN = auto()
+    NAN_SEARCH = auto()  # one of the calls belongs to a search for a NaN, which stops at another operation on each rank
+    REORDERED = auto()  # these ranks make the same calls, one after another, in different orders
+    NO_BATCHES = auto()  # what the ranks have called there before does not show a loop over batches of one size
+    BATCHES = auto()  # it may have been such a loop
+    UNREAD = auto()  # a rank has not told its calls yet
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further calls may show something else."""
+        return self in (CallOrder.NO_BATCHES, CallOrder.BATCHES, CallOrder.UNREAD)
+
+
+class Divergence(Struct, frozen=True):
     """Ranks that did different things as call `number` of the ranks `group`; `call_groups` has the largest first.
 
     is_earlier:  all ranks make the same call here, but they were out of step before, in calls that are not recorded
+    order:       what the calls before and after it show
     """
 
     group: str
     number: int
     call_groups: tuple[CallGroup, ...]
     is_earlier: bool = False
+    order: CallOrder = CallOrder.UNKNOWN
 
     @property
     def title(self) -> str:
         """The call's title: `cross-process call #12`."""
         return f"cross-process call #{self.number}" if self.number else "a program of replicated values"
+
+    def is_in_call(self, other: Divergence) -> bool:
+        """Whether both are in the same call."""
+        return (self.group, self.number) == (other.group, other.number)
 
     def with_program_details(self, details: Mapping[int, ProgramDetails]) -> Divergence:
         """Return a copy with what the recorders of the ranks `recorded_by` say about the programs."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from jaxrun.analysis.lockstep import differences
 from jaxrun.analysis.lockstep.compare import Lag
 from jaxrun.analysis.lockstep.differences import Difference, DifferenceKind
-from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
+from jaxrun.analysis.lockstep.divergence import CallGroup, CallOrder, Divergence
 from jaxrun.protocol.flight import parse_group
 from jaxrun.terminal import PROSE_WIDTH, wrap_prose
 from jaxrun.text import format_ranges, format_ranks, format_ranks_on_hosts, plural
@@ -40,7 +40,15 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
         lines += _difference(difference, hosts)
     if len(found) > _DIFFERENCES:
         lines.append(f"  and {plural(len(found) - _DIFFERENCES, 'further difference')}")
-    return "\n".join([*lines, *_fill(_advice(call_groups, callers, found))])
+    return "\n".join([*lines, *_fill(format_advice(divergence))])
+
+
+def format_advice(divergence: Divergence) -> str:
+    """Write what to do about a divergence, the end of its description."""
+    if divergence.is_earlier:
+        return differences.EARLIER_ADVICE
+    callers = [call_group for call_group in divergence.call_groups if call_group.absence is None]
+    return _advice(divergence, callers, differences.find_differences(divergence.call_groups))
 
 
 def format_headline(divergence: Divergence) -> str:
@@ -116,10 +124,17 @@ def _diff(difference: Difference, hosts: Mapping[int, str]) -> Iterator[str]:
         yield f"    and {plural(difference.omitted, 'further line')}"
 
 
-def _advice(call_groups: Collection[CallGroup], callers: Collection[CallGroup], found: Collection[Difference]) -> str:
-    if _crossed(call_groups):
+def _advice(divergence: Divergence, callers: Collection[CallGroup], found: Collection[Difference]) -> str:
+    if _crossed(divergence.call_groups):
         return differences.CROSSED_ADVICE
     kind = next((difference.kind for difference in found), DifferenceKind.UNKNOWN)
+    match divergence.order:
+        case CallOrder.NAN_SEARCH:
+            return differences.NAN_SEARCH_ADVICE
+        case CallOrder.REORDERED if kind is not DifferenceKind.LAMBDA:
+            return differences.REORDERED_ADVICE
+        case CallOrder.NO_BATCHES | CallOrder.UNREAD if kind is DifferenceKind.TAIL:
+            return differences.ADVICE[DifferenceKind.SHAPE]
     if kind in (DifferenceKind.FUNCTION, DifferenceKind.NAMESAKE):
         places = {_line(call_group.place) for call_group in callers}
         if len(places) == 1 and "" not in places:

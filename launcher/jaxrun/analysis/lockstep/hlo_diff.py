@@ -9,7 +9,6 @@ import base64
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from itertools import zip_longest
 
 _MAX_TEXT_BYTES = 8 * 2**20  # of a program; more is not decompressed
@@ -41,6 +40,8 @@ def _difference(first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
     start = _shared(normal_one, normal_two)
     end = _shared(normal_one[start:][::-1], normal_two[start:][::-1])
     one, two = (range(start, min(len(lines) - end, start + _MAX_COMPARED_LINES)) for lines in (first, second))
+    from difflib import SequenceMatcher  # takes 3 ms
+
     matcher = SequenceMatcher(None, [normal_one[n] for n in one], [normal_two[n] for n in two], autojunk=False)
     for what, a, b, c, d in matcher.get_opcodes():
         if what == "equal":

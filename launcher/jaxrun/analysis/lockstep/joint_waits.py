@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import SHOULD_STOP
 from jaxrun.text import group_alike
 
 
-@dataclass(frozen=True, slots=True)
-class MissingRanks:
+class MissingRanks(Struct, frozen=True):
     """Ranks that wait at the same place in a joint function, and the ranks that they wait for.
 
     since:  when the first of them began to wait, in seconds since the epoch on its host's clock

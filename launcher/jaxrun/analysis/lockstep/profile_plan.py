@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.protocol.flight import Flight, parse_group
 
@@ -12,8 +13,7 @@ _MIN_LEAD = 2  # calls that a rank makes before its profile begins; it may alrea
 _MIN_PERIODS = 2  # repetitions that show how many calls a step has
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledCalls:
+class ProfiledCalls(Struct, frozen=True):
     """The calls `first` to `last` of a group, which the ranks `ranks` of the group profile."""
 
     group: str

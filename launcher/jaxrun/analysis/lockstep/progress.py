@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.text import format_ranges, format_seconds
@@ -11,8 +12,7 @@ from jaxrun.text import format_ranges, format_seconds
 _MAX_STATES = 2  # mentioned in one line
 
 
-@dataclass(frozen=True, slots=True)
-class GroupProgress:
+class GroupProgress(Struct, frozen=True):
     """How far the ranks of a group have come: by rank, the number of the last call that it has made or entered."""
 
     reached: Mapping[int, int]

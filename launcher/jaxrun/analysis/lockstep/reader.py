@@ -14,10 +14,13 @@ import os
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
+from msgspec.structs import replace
+
+from jaxrun.analysis.lockstep.pauses import PauseTimes
+from jaxrun.analysis.lockstep.repeated_calls import RepeatedCalls
 from jaxrun.analysis.lockstep.text_log import TextLog, parse_stages
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol import flight_file as recorder
@@ -31,6 +34,8 @@ from jaxrun.protocol.flight import (
     JointWait,
     PendingCall,
     ProgramDetails,
+    TimeTotals,
+    ToldStep,
 )
 
 _BRIEF_CALLS = 16
@@ -59,6 +64,8 @@ class FlightReader:
         self._counts: dict[int, int] = {}
         self._marks: dict[int, dict[int, int]] = {}
         self._counted = 0
+        self._pauses = PauseTimes()
+        self._repeated = RepeatedCalls()
 
     def brief(self) -> Flight:
         """Return the state, the last calls, and the times of some earlier ones."""
@@ -82,6 +89,7 @@ class FlightReader:
             recorder.PENDING_TAG_WORD,
             recorder.COMPILED_COUNT_WORD,
             recorder.COMPILING_SINCE_WORD,
+            recorder.STEP_AT_WORD,
         )
         if len(header) < _USED_WORDS:
             return (0,) * (len(places) + 1)
@@ -94,7 +102,9 @@ class FlightReader:
         lines = (self._bytes(recorder.TEXT_OFFSET + offset, size) for offset, size in places)
         try:
             content = {name: value for line in lines for name, value in json.loads(line).items()}
-            return from_content(ProgramDetails, content, lenient=True)
+            # The lines also hold the program's name, key and code, which belong to the recorder's calls.
+            details = {name: content[name] for name in ProgramDetails.__struct_fields__ if name in content}
+            return from_content(ProgramDetails, details)
         except (AttributeError, ProtocolError, ValueError, RecursionError):
             return ProgramDetails()
 
@@ -143,6 +153,7 @@ class FlightReader:
             timings=tuple(timings),
             entered=entered / _NS_PER_S if entered > last else 0.0,
             standing=standing if standing[0] and header[recorder.STANDING_AT_WORD] > last else None,
+            nan_search=_nan_search(header),
             marks={notes.groups[group]: marks for group, marks in self._marks.items() if group in notes.groups},
             call_counts={ranks: self._counts.get(group, 0) for group, ranks in notes.groups.items()},
             programs=_chosen(notes.programs, programs),
@@ -151,7 +162,15 @@ class FlightReader:
             trouble=notes.trouble,
             joint_calls=joint_calls,
             joint_wait=joint_wait,
+            totals=self._totals(),
+            told_step=_told_step(header),
+            repeating_since=self._repeated.since,
         )
+
+    def _totals(self) -> TimeTotals:
+        stages = self._log.stage_times
+        pausing = self._pauses.seconds(stages.overlap)
+        return TimeTotals(*stages.seconds(), pausing, self._pauses.longest)
 
     def _records(self, wanted: int) -> list[_Record]:
         """Return at least `wanted` of the last records, if the ring has them, oldest first; new records are counted."""
@@ -169,10 +188,12 @@ class FlightReader:
         return next(iter(self._words(recorder.RECORD_COUNT_WORD, 1)), 0)
 
     def _count(self, records: Iterable[_Record]) -> None:
-        for time, chain, _, tag, _ in records:
+        for time, chain, what, tag, entered in records:
             if not time:
                 continue
+            self._pauses.add(entered / _NS_PER_S, time / _NS_PER_S)
             group, number = tag >> 48, tag & _NUMBER
+            self._repeated.add((group, what >> 32), time / _NS_PER_S)
             if number > self._counts.get(group, 0):
                 self._counts[group] = number
             if number % _MARK_STRIDES[0] == 0:
@@ -220,6 +241,20 @@ def _joint_functions(header: array[int]) -> tuple[dict[str, int], JointWait | No
         if awaited:
             waits.append(JointWait(function, awaited, since / _NS_PER_S, site))
     return calls, max(waits, key=lambda wait: wait.since, default=None)
+
+
+def _nan_search(header: array[int]) -> tuple[float, float] | None:
+    """Return from when to when the rank's calls belonged to a search for a NaN."""
+    since, until = header[recorder.NAN_SEARCH_SINCE_WORD], header[recorder.NAN_SEARCH_UNTIL_WORD]
+    return (since / _NS_PER_S, until / _NS_PER_S) if since else None
+
+
+def _told_step(header: array[int]) -> ToldStep | None:
+    if not header[recorder.STEP_WORD]:
+        return None
+    at, first_at = header[recorder.STEP_AT_WORD] / _NS_PER_S, header[recorder.FIRST_STEP_AT_WORD] / _NS_PER_S
+    step, first = header[recorder.STEP_WORD] - 1, header[recorder.FIRST_STEP_WORD] - 1
+    return ToldStep(step, header[recorder.STEP_TOTAL_WORD], at, max(0, first), first_at)
 
 
 def _record(words: array[int], at: int) -> _Record:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from math import sqrt
 
+from msgspec import Struct, field
+
 from jaxrun.analysis.lockstep.call_waits import CallWait, Party
+from jaxrun.protocol.codec import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
+class Straggler(Message, frozen=True):
     """How long the others waited for a party (a rank, or all ranks of a host).
 
     ranks:      the party's ranks
@@ -55,8 +56,7 @@ _MIN_ROUNDS = 3
 _MIN_SIGNIFICANCE, _FEW_ROUNDS = 4.0, 12.0
 
 
-@dataclass(slots=True)
-class _PartyTotals:
+class _PartyTotals(Struct):
     """Sums over the calls, in complete rounds, to which a party came last."""
 
     last: int = 0
@@ -68,8 +68,7 @@ class _PartyTotals:
     products: float = 0.0
 
 
-@dataclass(slots=True)
-class _PlaceTotals:
+class _PlaceTotals(Struct):
     """The calls of one line in complete rounds; `round` holds the calls of the next, incomplete one."""
 
     rounds: int = 0

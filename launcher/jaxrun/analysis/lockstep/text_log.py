@@ -1,4 +1,4 @@
-"""Reads the lines of text in a flight recorder as they are appended: groups, sites, programs, troubles."""
+"""Reads the lines of text in a flight recorder as they are appended: groups, sites, programs, stages, troubles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrun.analysis.lockstep.stage_times import StageTimes
 from jaxrun.protocol.flight import CompilationStage, ProgramInfo
 
 _NS_PER_S = 1e9
@@ -16,6 +17,7 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, Typ
 class TextLog:
     """The content of the lines. For a program's lines, which may be long, only their positions are kept.
 
+    stage_times:    how long its stages took
     end_offset:     where the first line begins that has not been read, in bytes
     program_lines:  (offset, size) in bytes of each program's lines: one, or one before and one after its compilation
     """
@@ -30,6 +32,7 @@ class TextLog:
         self.compiling = ""
         self.compiling_ranks = ""
         self.trouble = ""
+        self.stage_times = StageTimes()
 
     @property
     def unknown(self) -> int:
@@ -62,6 +65,8 @@ class TextLog:
         elif "compiling" in content:
             self.compiling = str(content["compiling"])
             self.compiling_ranks = str(content.get("ranks", ""))
+        elif "stage" in content:
+            self.stage_times.add(_stage(content))
         elif "trouble" in content:
             self.trouble = str(content["trouble"])
 

@@ -6,58 +6,39 @@ A snapshot of a healthy job may show the same for a moment, so the sentences onl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from jaxrun.analysis.diagnosis.rank_state import WAITING, Activity, RankState
+from msgspec import Struct
+
+from jaxrun.analysis.diagnosis.rank_state import ACTIVITY_WORDS, WAITING, Activity, RankState
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Ending
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, wait_graph_of
 from jaxrun.analysis.lockstep.joint_waits import MissingRanks
+from jaxrun.analysis.verdict.error_text import describe_handled, describe_wait
 from jaxrun.analysis.verdict.lost_helpers import describe_lost
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.snapshot_messages import ChildProcess
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 
 # Activities that other ranks wait for, and advice for each; the most likely cause of a deadlock comes first.
-_CAUSES: Mapping[Activity, tuple[str, str]] = {
-    Activity.STOPPED: ("is stopped by a signal", "kill -CONT PID resumes a process; events.jsonl has the PID"),
-    Activity.TRACED: ("is stopped by a debugger", "continue it there, or detach the debugger"),
-    Activity.DISK: (
-        "waits in the kernel for a disk, a file server or a driver",
-        "does the file system answer (try ls)? does the GPU's driver (try nvidia-smi)?",
-    ),
-    Activity.PROMPT: (
-        "waits at a debugger's prompt",
-        "continue it in jaxrun's terminal (c and Enter) or in the editor, or remove the breakpoint",
-    ),
-    Activity.INPUT: (
-        "waits for something to read, as in input(),",
-        "type it in jaxrun's terminal, or redirect its input: jaxrun … < FILE",
-    ),
-    Activity.FILE_LOCK: ("waits for a file lock", "who holds it? perhaps another rank: lslocks shows it"),
-    Activity.PROCESS: (
-        "waits for a process that it started",
-        "what is that process doing? ps -ef --forest shows it",
-    ),
-    Activity.NETWORK: (
-        "waits for the network",
-        "does the other side answer? with a timeout in the program, this would be an error",
-    ),
-    Activity.DATA: ("waits for data", "has its producer ended, or is the producer waiting, too?"),
-    Activity.THREAD: (
-        "waits for a lock or another of its threads",
-        "which thread holds it or must end, and what does that thread wait for?",
-    ),
-    Activity.ENDING: ("is at its end", ""),  # the details are in _ENDINGS
-    Activity.SLEEP: ("sleeps", "every rank must make the same cross-process calls"),
-    Activity.COMPILING: (
-        "is compiling",
-        "it will finish by itself; with a persistent cache (JAX_COMPILATION_CACHE_DIR) it is not repeated",
-    ),
-    Activity.ASLEEP: (
-        "is asleep where it has made no cross-process call before,",
-        "does it wait for a lock, or for an earlier call?",
-    ),
+# What to try, the likeliest causes first.
+_ADVICE: Mapping[Activity, str] = {
+    Activity.STOPPED: "kill -CONT PID resumes a process; events.jsonl has the PID",
+    Activity.TRACED: "continue it there, or detach the debugger",
+    Activity.DISK: "does the file system answer (try ls)? does the GPU's driver (try nvidia-smi)?",
+    Activity.PROMPT: "continue it in jaxrun's terminal (c and Enter) or in the editor, or remove the breakpoint",
+    Activity.INPUT: "type it in jaxrun's terminal, or redirect its input: jaxrun … < FILE",
+    Activity.FILE_LOCK: "who holds it? perhaps another rank: lslocks shows it",
+    Activity.PROCESS: "what is that process doing? ps -ef --forest shows it",
+    Activity.NETWORK: "does the other side answer? with a timeout in the program, this would be an error",
+    Activity.DATA: "has its producer ended, or is the producer waiting, too?",
+    Activity.THREAD: "which thread holds it or must end, and what does that thread wait for?",
+    Activity.EVENTS: "which task never ends? what that task waits for may have failed",
+    Activity.ENDING: "",  # the details are in _ENDINGS
+    Activity.SLEEP: "every rank must make the same cross-process calls",
+    Activity.COMPILING: "it will finish by itself; with a persistent cache (JAX_COMPILATION_CACHE_DIR) it is not "
+    "repeated",
+    Activity.ASLEEP: "does it wait for a lock, or for an earlier call?",
 }
 # On GPUs, the kernels of a program of several ranks are tuned jointly: each rank's compiler waits for the others.
 _TOGETHER_ADVICE = "every rank must make the same calls, of the same functions and with the same shapes"
@@ -87,8 +68,14 @@ _FORK_ADVICE = (
     "a forked child has copies of locks that no thread of its own releases, and may wait for them forever; use spawn "
     "or forkserver: multiprocessing.get_context('forkserver').Pool(), DataLoader(multiprocessing_context=...)"
 )
+_POOL_ADVICE = (
+    "multiprocessing.Pool never answers for its task; concurrent.futures.ProcessPoolExecutor raises BrokenProcessPool"
+)
 _DEAD_ADVICE = "if it produced the data, no more will come"
+_FUTURE_ADVICE = "future.result() raises it; if its task was to bring the data, no more will come"
 _ALONE_ADVICE = "has the producer of the data ended?"
+_HANDLED_ADVICE = "this error came first; code that runs after an error must not wait for other ranks"
+_SAVE_ADVICE = "the program gets this error at its next call of the checkpointer"
 _NOTABLE_ALONE = (
     Activity.STOPPED,
     Activity.TRACED,
@@ -105,27 +92,33 @@ _MAX_THREADS_SHOWN = 2
 SAME_STEPS = "every rank must take part in the same steps"
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlockCause:
-    """What a rank does, where, and who waits for it; `advice` says what to do, and is empty if `what` already does."""
+class DeadlockCause(Struct, frozen=True):
+    """What a rank does, where, and who waits for it; `advice` says what to do, and is empty if `what` already does.
+
+    brief:     `what` without the ranks that wait; empty if nothing shorter says it
+    is_error:  it names an error that came first: a rank handles it, or a task, thread or process of it has failed
+    """
 
     what: str
     advice: str
     advises_same_steps: bool = False
+    brief: str = ""
+    is_error: bool = False
 
     def __str__(self) -> str:
         return f"{self.what}: {self.advice}" if self.advice else self.what
 
 
-@dataclass(frozen=True, slots=True)
-class _JobState:
-    """The activity of each unfinished rank, and the finished ranks; `flights` and `platform` are the snapshot's."""
+class _JobState(Struct, frozen=True):
+    """The activity of each unfinished rank, and the finished ranks; the other fields are the snapshot's."""
 
     ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
     finished: tuple[int, ...]
     flights: Mapping[int, Flight]
     platform: str
+    raised: Mapping[int, str]
+    time: float
 
     def doing(self, *kinds: Activity) -> tuple[int, ...]:
         return tuple(rank for rank, where in self.ranks.items() if where.activity in kinds)
@@ -133,17 +126,54 @@ class _JobState:
     def names(self, ranks: Iterable[int]) -> str:
         return format_ranks_on_hosts(ranks, self.hosts)
 
+    def end_of(self, ranks: Sequence[int]) -> str:
+        """How these ranks ended, in two words: `has finished`, or `have raised ValueError`."""
+        errors = {self.raised.get(rank, "") for rank in ranks}
+        return f"{agree('has', len(ranks))} {f'raised {errors.pop()}' if errors and all(errors) else 'finished'}"
+
 
 def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
     """Return at most two explanations of why the job makes no progress; empty if nothing is certain enough."""
     graph = wait_graph_of(snapshot)
     busy, idle = graph.busy_states, graph.states.keys() - graph.busy_states.keys()
     ended = tuple(sorted((graph.finished - graph.states.keys()) | idle))
-    job = _JobState(busy, snapshot.hosts, ended, snapshot.flights, snapshot.platform)
+    job = _JobState(busy, snapshot.hosts, ended, snapshot.flights, snapshot.platform, snapshot.raised, snapshot.time)
     joint = [_describe_joint_wait(job, waits) for waits in _standing_joint_waits(job, graph)]
+    errors = list(_explain_errors(job))
+    if errors and (job.finished or any(not state.errors for state in job.ranks.values())):
+        return tuple([*errors, *joint])[:_MAX_EXPLANATIONS]
     are_explained = joint and len(job.doing(*WAITING, Activity.SLEEP)) == len(job.ranks)
     explanations = joint if are_explained else [*joint, *_explain_stacks(job)]
-    return tuple(explanations)[:_MAX_EXPLANATIONS]
+    # An exception that every rank handles explains no difference between them.
+    return tuple([*explanations[:1], *errors, *explanations[1:]])[:_MAX_EXPLANATIONS]
+
+
+def _explain_errors(job: _JobState) -> Iterator[DeadlockCause]:
+    """Yield `rank 1 handles ValueError: bad record (data.py:31 load) and waits in …, and ranks 0, 2 wait for it in …`.
+
+    There is one cause for all ranks that handle the same exception at the same place.
+    """
+    handling = {rank: state for rank, state in job.ranks.items() if state.errors}
+    groups = group_alike({rank: (state.errors[0], _does(state)) for rank, state in handling.items()})
+    for number, ((error, does), group) in enumerate(groups):
+        waiting = tuple(rank for rank in job.doing(*WAITING) if rank not in handling) if number == 0 else ()
+        and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
+        many = len(group) > 1
+        did = describe_handled(error, job.names(group), agree(does, len(group)), many=many)
+        advice = _SAVE_ADVICE if error.save is not None else _HANDLED_ADVICE
+        yield DeadlockCause(f"{did}{and_others}", advice, brief=did, is_error=True)
+
+
+def _does(state: RankState) -> str:
+    """Write what a rank does, after "rank 1 handles … and": `waits in JAX's barrier 'close' at train.py:5 close`."""
+    if state.activity in WAITING:
+        return f"waits {_describe_place(state)}"
+    does = _words(state)
+    return f"{does} at {state.place}" if state.place else does
+
+
+def _words(state: RankState) -> str:
+    return ACTIVITY_WORDS[state.activity].full if state.activity in ACTIVITY_WORDS else "is"
 
 
 def _explain_stacks(job: _JobState) -> Iterator[DeadlockCause]:
@@ -166,8 +196,7 @@ def _describe_joint_wait(job: _JobState, waits: MissingRanks) -> DeadlockCause:
     place = f" ({waits.place})" if waits.place else ""
     finished = waits.missing_of(job.finished)
     missing = finished or waits.missing
-    has = agree("has", len(missing))
-    did = f"{has} finished without calling it" if finished else f"{has} not called it"
+    did = f"{job.end_of(missing)} without calling it" if finished else f"{agree('has', len(missing))} not called it"
     rule = f"{waits.function}{place} for {job.names(missing)}, which {did}: all ranks must"
     groups = _group(job, [rank for rank in missing if rank in job.ranks and job.ranks[rank].place])
     where = _list([_describe_missing(job, group) for group in groups])
@@ -179,7 +208,7 @@ def _describe_missing(job: _JobState, group: tuple[int, ...]) -> str:
     state = job.ranks[group[0]]
     if state.activity in WAITING and state.is_certain:
         return f"{job.names(group)} {agree('waits', len(group))} {_describe_place(state)}"
-    does, _ = _CAUSES.get(state.activity, ("is", ""))
+    does = _words(state)
     return f"{job.names(group)} {agree(does, len(group))} at {state.place}"
 
 
@@ -196,11 +225,9 @@ def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]
     elsewhere = job.doing(Activity.ELSEWHERE)
     if waiting and not explained and elsewhere and len(elsewhere) == len(others):
         where = _list(_unique(job.ranks[rank].place for rank in elsewhere))
-        yield DeadlockCause(
-            f"{job.names(elsewhere)} {agree('is', len(elsewhere))} not in JAX but at {where}, and "
-            f"{_describe_waiting(job, waiting, elsewhere)}",
-            "is this code slow, or in an endless loop?",
-        )
+        brief = f"{job.names(elsewhere)} {agree('is', len(elsewhere))} not in JAX but at {where}"
+        what = f"{brief}, and {_describe_waiting(job, waiting, elsewhere)}"
+        yield DeadlockCause(what, "is this code slow, or in an endless loop?", brief=brief)
 
 
 def _is_stuck(job: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
@@ -210,7 +237,7 @@ def _is_stuck(job: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
 
 def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> bool:
     doing = job.ranks[group[0]].activity
-    if doing not in _CAUSES:
+    if doing not in _ADVICE:
         return False
     if waiting or doing in _NOTABLE_ALONE or job.ranks[group[0]].waits_for_the_dead:
         return True
@@ -222,8 +249,9 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     where = job.ranks[group[0]]
     if where.ending is not None:
         return _describe_ending(job, group, where.ending, waiting)
-    does, advice = _CAUSES[where.activity]
-    advice = _FORK_ADVICE if where.call.startswith(_FORKING) else advice
+    does, advice = _words(where), _ADVICE[where.activity]
+    if where.call.startswith(_FORKING) and any(_has_forks(job.ranks[rank]) for rank in group):
+        advice = _FORK_ADVICE
     call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
     place = f" at {where.place}" if where.place else ""
     if where.activity is Activity.COMPILING and (needed := _not_compiling(job, group)):
@@ -234,12 +262,24 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     shown = ", ".join(where.other_threads[:_MAX_THREADS_SHOWN])
     threads = f" (its other threads: {shown})" if shown else ""
     and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
-    did = f"{agree(does, len(group))}{call}{place}{threads}"
-    if where.waits_for_the_dead and (lost := describe_lost([job.ranks[rank] for rank in group])):
-        return DeadlockCause(
-            f"{job.names(group)} {did}, but {lost}{and_others}", _ALONE_ADVICE if where.is_alone else _DEAD_ADVICE
-        )
-    return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
+    did, is_error = f"{agree(does, len(group))}{call}{place}{threads}", False
+    if where.waits_for_the_dead and (lost := describe_lost([job.ranks[rank] for rank in group], now=job.time)):
+        advice, is_error = _advise_on_lost(where), where.has_lost
+        did = f"{did}, but {lost}"
+    brief = f"{job.names(group)} {did}"
+    return DeadlockCause(f"{brief}{and_others}", advice, brief=brief, is_error=is_error)
+
+
+def _advise_on_lost(state: RankState) -> str:
+    if state.helpers.lost_workers:
+        return _POOL_ADVICE
+    if state.kept is not None and not state.helpers.any_dead:
+        return _FUTURE_ADVICE
+    return _DEAD_ADVICE if state.has_lost else _ALONE_ADVICE
+
+
+def _has_forks(state: RankState) -> bool:
+    return any(child.is_fork for child in state.helpers.live_children)
 
 
 def _not_compiling(job: _JobState, group: tuple[int, ...]) -> tuple[int, ...]:
@@ -271,8 +311,8 @@ def _describe_ending(job: _JobState, group: tuple[int, ...], ending: Ending, wai
     }.get(ending, "")
     place = f" {where.place}" if where.place else f": {shown}" if shown else ""
     and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
-    did = f"{agree('is at its end', len(group))}, but {agree(does, len(group))}{place}"
-    return DeadlockCause(f"{job.names(group)} {did}{and_others}", advice)
+    brief = f"{job.names(group)} {agree('is at its end', len(group))}, but {agree(does, len(group))}{place}"
+    return DeadlockCause(f"{brief}{and_others}", advice, brief=brief)
 
 
 def _name_child(child: ChildProcess) -> str:
@@ -285,7 +325,7 @@ def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tupl
     where = f" {agree('is', len(others))} elsewhere ({_list(places)})" if others and places else ""
     fates = [f"{job.names(others)}{where}"] if where else []
     if job.finished:
-        fates.append(f"{job.names(job.finished)} {agree('has', len(job.finished))} finished")
+        fates.append(f"{job.names(job.finished)} {job.end_of(job.finished)}")
     return DeadlockCause(
         f"only {job.names(waiting)} waits {_describe_place(job.ranks[waiting[0]])}; {' and '.join(fates)}",
         "every rank must make this call; is it under an `if` that only this rank enters?",
@@ -296,11 +336,11 @@ def _left_by_the_finished(job: _JobState, waiting: tuple[int, ...]) -> Iterator[
     if len(waiting) == 1 and len(job.finished) > 1:
         yield _describe_lone_waiter(job, waiting, ())
         return
-    has = agree("has", len(job.finished))
+    has_raised = all(rank in job.raised for rank in job.finished)
     yield DeadlockCause(
-        f"{job.names(job.finished)} {has} finished, and {_describe_waiting(job, waiting, job.finished)}",
-        f"{SAME_STEPS}; does one of them have less data, or return early?",
-        advises_same_steps=True,
+        f"{job.names(job.finished)} {job.end_of(job.finished)}, and {_describe_waiting(job, waiting, job.finished)}",
+        "" if has_raised else f"{SAME_STEPS}; does one of them have less data, or return early?",
+        advises_same_steps=not has_raised,
     )
 
 
@@ -310,7 +350,7 @@ def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Deadloc
     states = [job.ranks[group[0]] for group in groups]
     kinds = {state.activity for state in states}
     is_certain = len(kinds) > 1 or all(job.ranks[rank].is_certain for rank in waiting)
-    if is_certain and len(groups) <= _MAX_GROUPS and len({state.place for state in states}) > 1:
+    if is_certain and len(groups) <= _MAX_GROUPS and len({(state.place, state.wait) for state in states}) > 1:
         parts = [
             f"{job.names(group)} {agree('waits', len(group))} {_describe_place(state)}"
             for group, state in zip(groups, states, strict=True)
@@ -321,13 +361,15 @@ def _waiting_apart(job: _JobState, waiting: tuple[int, ...]) -> Iterator[Deadloc
 def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
     """Group ranks that do the same at the same place."""
     states = {rank: job.ranks[rank] for rank in ranks}
-    kinds = {r: (s.activity, s.place, s.call, s.ending, describe_lost([s], pid=False)) for r, s in states.items()}
+    kinds = {
+        r: (s.activity, s.place, s.call, s.wait, s.ending, describe_lost([s], pid=False)) for r, s in states.items()
+    }
     return [alike for _, alike in group_alike(kinds)]
 
 
 def _weight(job: _JobState, group: tuple[int, ...]) -> int:
     doing = job.ranks[group[0]].activity
-    return [*_CAUSES, *Activity].index(doing)
+    return [*_ADVICE, *Activity].index(doing)
 
 
 def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:
@@ -346,6 +388,11 @@ def _describe_place(where: RankState) -> str:
     if where.activity is Activity.JOINT_CALL:
         return f"in {where.call} ({where.place})"
     call = f"{where.call} at {where.place}" if where.call else where.place
+    if where.wait is not None and (where.call or where.thread):
+        via = f", in its thread {where.thread}" if where.thread else ""
+        return f"{describe_wait(where.wait)} ({call}{via})"
+    if where.wait is not None:
+        return f"{describe_wait(where.wait)} at {where.place}"
     return f"in {'a barrier' if where.activity is Activity.BARRIER else 'JAX'} ({call})"
 
 

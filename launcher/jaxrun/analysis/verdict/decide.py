@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+
+from msgspec.structs import asdict, replace
 
 from jaxrun.analysis.diagnosis.consequences import Fate
+from jaxrun.analysis.diagnosis.error_choice import HandledError, find_handled_errors, find_interrupted_error
+from jaxrun.analysis.diagnosis.helpers import failed_saves_of
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
-from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits
+from jaxrun.analysis.diagnosis.rank_state import WAITING
+from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits, find_failed_endings
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
+from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.analysis.lockstep import divergence_text
 from jaxrun.analysis.lockstep.compare import find_lags
-from jaxrun.analysis.lockstep.divergence import Divergence
+from jaxrun.analysis.lockstep.divergence import CallOrder, Divergence
+from jaxrun.analysis.lockstep.told_progress import find_told_step, format_step
 from jaxrun.analysis.verdict import phrasing
 from jaxrun.analysis.verdict.deadlocks import SAME_STEPS, explain_deadlock
 from jaxrun.analysis.verdict.error_lookup import explain_unavailable
+from jaxrun.analysis.verdict.error_text import describe_meanwhile, format_error, format_frames, format_with_place
 from jaxrun.analysis.verdict.exit_code import exit_code
-from jaxrun.analysis.verdict.failure import describe_job_failure, find_told_fault
+from jaxrun.analysis.verdict.failure import describe_failed_ending, describe_job_failure, find_told_fault
 from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_straggler
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
 from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
 
-_LATENESS_MATTERS = (EndReason.OK, EndReason.TIMEOUT, EndReason.INTERRUPTED, EndReason.PREEMPTED)
+_LATENESS_MATTERS = (
+    *(EndReason.OK, EndReason.OUT_OF_STEP, EndReason.TIMEOUT),
+    *(EndReason.INTERRUPTED, EndReason.PREEMPTED),
+)
 _WITHOUT_TERMINAL = "tmux or screen keep a job's terminal; nohup jaxrun … & needs none."
+_ORIGINS: Mapping[int, str] = {
+    signal.SIGHUP: ", which comes when the terminal closes,",
+    signal.SIGALRM: ", from a timer that jaxrun was started with,",
+    signal.SIGXCPU: ", at the limit of jaxrun's CPU time (ulimit -t),",
+}
+_OF_SIGNALS = ("KeyboardInterrupt", "SystemExit")  # the exceptions by which a signal ends a program
+_OUT_OF_STEP = "but its ranks were not in step: what they computed together may be wrong."
+_IF_MEANT = "--lockstep record, if the ranks differ on purpose; such a job then ends with 0."
 _MAX_PLACES = 2  # named in one sentence
 
 
@@ -51,6 +69,10 @@ def decide(
             verdict = replace(verdict, details=tuple(_remarks(outcome)))
         case EndReason.FAILED:
             verdict = describe_job_failure(verdict, outcome, started=started, ended=ended)
+        case EndReason.OUT_OF_STEP:
+            headline = f"ran to its end in {format_seconds(ended - started)}, {_OUT_OF_STEP}"
+            verdict = replace(verdict, outcome="diverged", headline=headline, advice=_IF_MEANT)
+            verdict = replace(verdict, details=tuple(_remarks(outcome)))
         case EndReason.DIVERGED:
             verdict = replace(verdict, headline=_describe_divergence(outcome))
         case EndReason.REFUSED:
@@ -65,8 +87,7 @@ def decide(
         case EndReason.EARLY_EXIT:
             verdict = _describe_early_exit(verdict, outcome, decided)
         case EndReason.INTERRUPTED:
-            advice = _WITHOUT_TERMINAL if outcome.signum == signal.SIGHUP and not outcome.text else ""
-            verdict = replace(verdict, headline=_describe_interruption(outcome, decided, started), advice=advice)
+            verdict = _describe_end_by_signal(verdict, outcome, decided, started)
         case EndReason.GROWN:
             verdict = replace(
                 verdict, headline=f"the program ended with status 0, as should_stop had asked: {outcome.text}"
@@ -75,8 +96,20 @@ def decide(
             verdict = replace(verdict, headline=_describe_preemption(outcome))
     verdict = _add_straggler(_add_divergence(verdict, outcome), outcome)
     told = find_told_fault(outcome.workers) if outcome.reason is EndReason.FAILED else None
-    faults = phrasing.describe_injected_faults(outcome.workers, hosts, outcome.run_at, but=told)
-    return replace(verdict, details=(*faults, *verdict.details, *_describe_unanswered(outcome, hosts)))
+    others = [worker for worker in outcome.workers if worker.rank not in outcome.lost or not worker.deadly_fault]
+    faults = phrasing.describe_injected_faults(others, hosts, outcome.run_at, but=told)
+    lost = _describe_losses(outcome, verdict)
+    step = find_told_step(outcome.flights)
+    reached = f"reached {format_step(step)}" if step is not None else ""
+    details = (*lost, *faults, *verdict.details, *_describe_unanswered(outcome, hosts))
+    return replace(verdict, details=details, reached=reached)
+
+
+def _describe_losses(outcome: JobOutcome, verdict: Verdict) -> Iterator[str]:
+    """Yield how each rank failed without which the others went on, unless the headline says so."""
+    for worker in outcome.workers:
+        if worker.rank in outcome.lost and worker.rank not in verdict.culprits:
+            yield f"{phrasing.describe_loss(worker, verdict.hosts, outcome.run_at)}, and did not come back."
 
 
 def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
@@ -85,6 +118,9 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
     if any(worker.disruptive_fault for worker in culprits):
         return verdict
     broken = all(culpability(w) is Culpability.CONSEQUENCE or w.status == -signal.SIGABRT for w in culprits)
+    if not broken:  # an error of the program itself, as FloatingPointError is, is the cause
+        searched = [found for found in outcome.divergences if found.order is CallOrder.NAN_SEARCH]
+        outcome = replace(outcome, divergences=tuple(found for found in outcome.divergences if found not in searched))
     if not outcome.divergences:
         lags = _describe_lags(outcome, verdict.hosts) if broken else ()
         return replace(verdict, details=(*verdict.details, *lags))
@@ -98,7 +134,8 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
 
 
 def _describe_divergence(outcome: JobOutcome) -> str:
-    return f"{divergence_text.format_headline(outcome.divergences[0])}, so --lockstep fail ended the job"
+    why = outcome.text or "so --lockstep fail ended the job"
+    return f"{divergence_text.format_headline(outcome.divergences[0])}, {why}"
 
 
 def format_divergences(outcome: JobOutcome, hosts: Mapping[int, str], but: Collection[Divergence] = ()) -> str:
@@ -131,7 +168,8 @@ def _describe_lags(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[st
 
 def _describe_unanswered(outcome: JobOutcome, hosts: Mapping[int, str]) -> Iterator[str]:
     """Yield why killed ranks have not ended. One in state D ends only once the kernel has what it waits for."""
-    in_kernel = [rank for rank in outcome.unanswered if outcome.kernel_waits.get(rank) == ProcessState.DISK]
+    waits = {**outcome.kernel_waits, **outcome.late_waits}
+    in_kernel = [rank for rank in outcome.unanswered if waits.get(rank) == ProcessState.DISK]
     others = [rank for rank in outcome.unanswered if rank not in in_kernel]
     reasons = {worker.rank: worker.lost_reason for worker in outcome.workers}
     if in_kernel:
@@ -153,15 +191,74 @@ def _remarks(outcome: JobOutcome) -> Iterator[str]:
 
 def _describe_stuck(verdict: Verdict, outcome: JobOutcome, decided: float, timeout: float | None) -> Verdict:
     """Add where the ranks were when the job was stopped, and which ranks had finished."""
+    snapshot = _snapshot(outcome, verdict.hosts, decided, _finished(outcome))
     if outcome.reason is EndReason.TIMEOUT:
         limit = f", --timeout {timeout:g} s" if timeout is not None else ""
-        headline = f"not finished within the time limit{limit}."
+        headline, where = f"not finished within the time limit{limit}.", format_snapshot(snapshot)
     else:
-        headline = "no progress for as long as --stall-timeout allows."
-    finished = [worker.rank for worker in outcome.workers if worker.finished]
-    where = format_snapshot(_snapshot(outcome, verdict.hosts, decided, finished))
-    threads = phrasing.describe_thread_failures(outcome.workers, "")
-    return replace(verdict, headline=headline, details=(*filter(None, [where]), *threads))
+        causes = explain_deadlock(snapshot)
+        finding = f": {causes[0].what}" if causes else "."
+        headline = f"{_stall_reason(outcome)}{finding}"
+        where = format_snapshot(snapshot, is_told=True)
+    threads = phrasing.describe_thread_failures(outcome.workers, "", _ranks_with_told_threads(snapshot))
+    verdict = replace(verdict, headline=headline, details=(*filter(None, [where]), *threads))
+    is_told = outcome.reason is not EndReason.TIMEOUT  # what a rank handles is the first cause
+    return _add_unseen_error(verdict, snapshot, is_told=is_told)
+
+
+def _stall_reason(outcome: JobOutcome) -> str:
+    return outcome.text.removesuffix(".") or "no progress for as long as --stall-timeout allows"
+
+
+def leave_out_told(verdict: Verdict, outcome: JobOutcome) -> Verdict:
+    """Return what the screen shows of a verdict: who waits for whom only once, if a notice has told it already."""
+    if not outcome.is_explained or outcome.decided_at is None:
+        return verdict
+    snapshot = _snapshot(outcome, verdict.hosts, outcome.decided_at, _finished(outcome))
+    if outcome.reason is EndReason.STALL:
+        causes = explain_deadlock(snapshot)
+        brief = f": {causes[0].brief}; more above" if causes and causes[0].brief else "; who waits for whom is above"
+        return replace(verdict, headline=f"{_stall_reason(outcome)}{brief}")
+    full, brief_places = format_snapshot(snapshot), format_snapshot(snapshot, is_told=True)
+    told = [str(cause) for cause in explain_deadlock(snapshot)] if outcome.reason is EndReason.INTERRUPTED else []
+    shown = [brief_places if text == full else text for text in verdict.details]
+    return replace(verdict, details=tuple(text for text in shown if text not in told))
+
+
+def _finished(outcome: JobOutcome) -> tuple[int, ...]:
+    """Return the ranks that had finished when the head asked the others where they are."""
+    if outcome.reason is EndReason.INTERRUPTED:
+        return tuple(worker.rank for worker in outcome.workers if worker.rank not in outcome.stacks)
+    return tuple(worker.rank for worker in outcome.workers if worker.finished)
+
+
+def _add_unseen_error(verdict: Verdict, snapshot: Snapshot, *, is_told: bool) -> Verdict:
+    """Name the exception that a rank handled when the job was stopped, which nobody has seen, as the likely cause.
+
+    is_told:  whether the headline names it already
+    """
+    errors = wait_graph_of(snapshot).unseen_errors
+    if not errors:
+        return verdict
+    verdict, alike = _show_unseen_error(verdict, errors)
+    raised = f"{format_ranks_on_hosts(alike, verdict.hosts)} had raised {format_error(errors[alike[0]].choice.chosen)}"
+    headline = verdict.headline if is_told else f"{verdict.headline.rstrip('.:')}, after {raised}."
+    return replace(verdict, culprits=alike, headline=headline)
+
+
+def _show_unseen_error(verdict: Verdict, errors: Mapping[int, HandledError]) -> tuple[Verdict, tuple[int, ...]]:
+    """Add the frames of the first rank's exception; returns also the ranks that have the same."""
+    first = min(errors)
+    alike = tuple(sorted(rank for rank, found in errors.items() if found.choice == errors[first].choice))
+    intro = f"{format_ranks_on_hosts([first], verdict.hosts)} raised this, and had not ended:"
+    return replace(verdict, intro=intro, traceback=format_frames(errors[first].choice.chosen)), alike
+
+
+def _ranks_with_told_threads(snapshot: Snapshot) -> set[int]:
+    """Return the ranks of which the explanation of a hang names the threads, or the background saves, that failed."""
+    graph = wait_graph_of(snapshot)
+    saves = {rank for rank, handled in graph.unseen_errors.items() if handled.save is not None}
+    return saves | {rank for rank, state in graph.states.items() if state.waits_for_the_dead}
 
 
 def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) -> Verdict:
@@ -174,18 +271,25 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
     functions = {main_stack(dump).joint_function for dump in outcome.stacks.values()}
     function = functions.pop() if len(functions) == 1 else ""
     waiting = f"{waiting} in {function or 'JAX'} for ranks that will never come"
-    is_advised = any(cause.advises_same_steps for cause in explain_deadlock(snapshot))
-    return replace(
+    causes, errors = explain_deadlock(snapshot), wait_graph_of(snapshot).unseen_errors
+    is_advised = bool(errors) or any(cause.advises_same_steps for cause in causes)
+    is_told = not errors and is_advised and causes[0].advises_same_steps and bool(causes[0].advice)  # by the headline
+    verdict = replace(
         verdict,
         culprits=ranks,
         victims=dict.fromkeys(outcome.stacks, Fate.STOPPED),
         headline=f"{format_ranks(ranks)} finished (status 0){ago}; {waiting}:",
         details=(
-            format_snapshot(snapshot),
+            format_snapshot(snapshot, is_told=is_told),
             *([] if is_advised else [f"{SAME_STEPS}."]),
-            *phrasing.describe_thread_failures(outcome.workers, ""),
+            *phrasing.describe_thread_failures(outcome.workers, "", _ranks_with_told_threads(snapshot)),
         ),
     )
+    if not errors:
+        return verdict
+    fates = {rank: Fate.STOPPED if rank in outcome.stacks else Fate.FINISHED for rank in (*ranks, *outcome.stacks)}
+    verdict = _add_unseen_error(verdict, snapshot, is_told=False)
+    return replace(verdict, victims={rank: fate for rank, fate in fates.items() if rank not in verdict.culprits})
 
 
 def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, finished: Iterable[int]) -> Snapshot:
@@ -200,16 +304,64 @@ def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, fin
         helpers=outcome.helpers,
         finished=tuple(sorted(finished)),
         nccl=outcome.nccl,
+        by_signal=_OF_SIGNALS if outcome.reason is EndReason.INTERRUPTED else (),
     )
 
 
-def _describe_interruption(outcome: JobOutcome, decided: float, started: float) -> str:
-    by = "Ctrl-C (SIGINT)" if outcome.signum == signal.SIGINT else format_signal(outcome.signum)
-    by = outcome.text or (f"{by}, which comes when the terminal closes," if outcome.signum == signal.SIGHUP else by)
+def _describe_end_by_signal(verdict: Verdict, outcome: JobOutcome, decided: float, started: float) -> Verdict:
+    """Add what ended the job: the signal, a rank that failed meanwhile, or what a rank handled when the signal came."""
+    snapshot = _snapshot(outcome, verdict.hosts, decided, _finished(outcome))
+    graph = wait_graph_of(snapshot)
+    causes = tuple(str(cause) for cause in explain_deadlock(snapshot) if cause.is_error)
+    if failed := find_failed_endings(outcome.workers, outcome.signum):
+        verdict = describe_failed_ending(verdict, outcome, failed, _name_signal(outcome.signum), started=started)
+        return replace(verdict, details=(*verdict.details, *causes))
+    errors = graph.unseen_errors or _interrupted_errors(outcome)
+    meanwhile, alike = "", tuple[int, ...]()
+    if errors:
+        verdict, alike = _show_unseen_error(verdict, errors)
+        who = format_ranks_on_hosts(alike, verdict.hosts)
+        meanwhile = f", {describe_meanwhile(errors[alike[0]], who)}"
+    threads = phrasing.describe_thread_failures(outcome.workers, "", {*errors, *_ranks_with_told_threads(snapshot)})
+    others = [state for rank, state in graph.busy_states.items() if rank not in errors]
+    is_hung = bool(graph.unseen_errors) and all(state.activity in WAITING for state in others)
+    return replace(
+        verdict,
+        culprits=alike if is_hung else (),
+        headline=_describe_interruption(outcome, decided, started, meanwhile),
+        advice=_WITHOUT_TERMINAL if outcome.signum == signal.SIGHUP and not outcome.text else "",
+        details=(*verdict.details, *causes, *threads),
+    )
+
+
+def _interrupted_errors(outcome: JobOutcome) -> dict[int, HandledError]:
+    """By rank, the exception that it handled when an interrupt ended it; empty if no rank is without one."""
+    found = {
+        worker.rank: error
+        for worker in outcome.workers
+        if (error := find_interrupted_error(worker.failure, failed_saves_of(worker.thread_failures))) is not None
+    }
+    return found if len(found) < len(outcome.workers) else {}
+
+
+def _describe_interruption(outcome: JobOutcome, decided: float, started: float, meanwhile: str) -> str:
+    """Write which signal ended the job, when, and how its ranks ended; `meanwhile`: what a rank handled, if any."""
+    by = outcome.text or f"{_name_signal(outcome.signum)}{_ORIGINS.get(outcome.signum, '')}"
     moment = f"{format_seconds(decided - started)} after the start, before the program's first line"
     if outcome.run_at is not None:
         moment = f"{format_seconds(decided - outcome.run_at)} into the run"
-    return f"interrupted by {by} {moment}; {_describe_fates(outcome)}."
+    return f"interrupted by {by} {moment}{meanwhile}; {_describe_fates(outcome, names_errors=not meanwhile)}."
+
+
+def _describe_handled(dump: str) -> str:
+    """Write `, while it handled ValueError: bad record (data.py:31 load)`; empty unless it is an error of its own."""
+    chosen = [handled.choice.chosen for handled in find_handled_errors(dump)]
+    own = [error for error in chosen if error.error not in _OF_SIGNALS]
+    return f", while it handled {format_with_place(own[0])}" if own else ""
+
+
+def _name_signal(signum: int) -> str:
+    return "Ctrl-C (SIGINT)" if signum == signal.SIGINT else format_signal(signum)
 
 
 def _describe_preemption(outcome: JobOutcome) -> str:
@@ -223,20 +375,26 @@ def _describe_preemption(outcome: JobOutcome) -> str:
     return f"preempted: the program ended with status 0 after {by}; the job may be resumed."
 
 
-def _describe_fates(outcome: JobOutcome) -> str:
-    """Write `all ranks ended by themselves`, `rank 2 did not end in time (in JAX: …), and was killed; the others …`."""
+def _describe_fates(outcome: JobOutcome, *, names_errors: bool = True) -> str:
+    """Write `all ranks ended by themselves`, `rank 2 did not end in time (in JAX: …), and was killed; the others …`.
+
+    names_errors:  add what the late ranks handled
+    """
     killed = [worker.rank for worker in outcome.workers if worker.killed_by_launcher]
     if not killed:
-        return "all ranks ended by themselves"
+        started = any(worker.status is not None or worker.lost_reason for worker in outcome.workers)
+        return "all ranks ended by themselves" if started else "no rank had been started"
     was = agree("was", len(killed))
     if outcome.unheard:
         return f"no rank listens to SIGTERM, so {plural(len(killed), 'rank')} {was} killed at once"
     who = plural(len(killed), "rank") if len(killed) == len(outcome.workers) else format_ranks(killed)
-    late = [rank for rank in killed if rank in outcome.stacks]
+    late = [rank for rank in killed if rank in outcome.late_stacks]
     fate = f"{who} {was} killed"
     if late == killed:
-        places = dict.fromkeys(find_place(main_stack(outcome.stacks[rank])) for rank in late)
+        places = dict.fromkeys(find_place(main_stack(outcome.late_stacks[rank])) for rank in late)
         where = ", or at ".join(place.format(", ") for place in places)
         stuck = f"stuck at {where}" if len(places) <= _MAX_PLACES else "stuck at several places"
+        if names_errors:
+            stuck += next(filter(None, (_describe_handled(outcome.late_stacks[rank]) for rank in late)), "")
         fate = f"{who} did not end in time ({stuck}), and {was} killed"
     return fate if len(killed) == len(outcome.workers) else f"{fate}, the others ended by themselves"

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from msgspec import Struct
+
+from jaxrun.analysis.diagnosis.error_choice import choose_error
 from jaxrun.analysis.diagnosis.job_outcome import WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
 from jaxrun.analysis.verdict.known_errors import KNOWN_ERRORS, KnownError
@@ -21,8 +23,7 @@ _INDENTED = re.compile(r"^ .*\n?", re.MULTILINE)
 _SIGNALS_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """The cause in one sentence, the advice in another, and a link; all empty for an unknown text."""
 
     means: str = ""
@@ -31,8 +32,13 @@ class Explanation:
 
 
 def explain_worker(worker: WorkerOutcome) -> Explanation:
-    """Explain the failure of a culprit."""
-    return find_explanation(*_texts(worker))
+    """Explain the failure of a culprit. What was raised while its exception was handled is not looked up."""
+    failure = worker.failure
+    choice = choose_error(failure.chain) if failure is not None else None
+    if failure is None or choice is None:
+        return find_explanation(*_texts(worker))
+    so_far = failure.chain[: failure.chain.index(choice.chosen) + 1]
+    return find_explanation(choice.chosen.message, *(f"{error.error}: {error.message}" for error in reversed(so_far)))
 
 
 def explain_consequence(worker: WorkerOutcome, *, several_hosts: bool) -> Explanation:

@@ -2,8 +2,8 @@
 
 0          every program ended with status 0
 n          the culprit's own status, or 128 + its signal; 1 if it has no status
-1          --lockstep fail: the ranks were found out of step
-128 + n    the launcher was ended by signal n
+1          the ranks were found out of step, unless --lockstep record only reports that
+128 + n    the launcher was ended by signal n, and no rank failed while it ended
 2          the platform of the hosts does not allow what was asked for
 65         refused: the processes are not the job that was asked for
 69         something could not be started or reached, or a host was lost
@@ -14,7 +14,7 @@ n          the culprit's own status, or 128 + its signal; 1 if it has no status
 from __future__ import annotations
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
-from jaxrun.analysis.diagnosis.root_cause import find_culprits, find_first_failure
+from jaxrun.analysis.diagnosis.root_cause import find_culprits, find_failed_endings, find_first_failure
 from jaxrun.errors import (
     EXIT_NOT_UNIFORM,
     EXIT_PREEMPTED,
@@ -29,6 +29,7 @@ _EXIT_FAILED = 1
 _EXIT_CODES = {
     EndReason.OK: 0,
     EndReason.DIVERGED: _EXIT_FAILED,
+    EndReason.OUT_OF_STEP: _EXIT_FAILED,
     EndReason.REFUSED: EXIT_NOT_UNIFORM,
     EndReason.USAGE: EXIT_USAGE,
     EndReason.UNAVAILABLE: EXIT_UNAVAILABLE,
@@ -42,6 +43,8 @@ _EXIT_CODES = {
 
 def exit_code(outcome: JobOutcome) -> int:
     if outcome.reason is EndReason.INTERRUPTED:
+        if failed := find_failed_endings(outcome.workers, outcome.signum):
+            return _of_worker(find_first_failure(failed))
         return EXIT_SIGNAL_BASE + outcome.signum
     if outcome.reason is EndReason.FAILED:
         return _of_worker(find_first_failure(outcome.workers)) if find_culprits(outcome.workers) else _EXIT_FAILED

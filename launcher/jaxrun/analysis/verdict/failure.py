@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from jaxrun.analysis.diagnosis.consequences import Fate
+from msgspec.structs import replace
+
+from jaxrun.analysis.diagnosis.consequences import Fate, shows_lost_coordinator
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, collateral, culpability, find_culprits, find_first_failure
 from jaxrun.analysis.verdict import phrasing
@@ -54,6 +55,31 @@ def describe_job_failure(verdict: Verdict, outcome: JobOutcome, *, started: floa
     )
 
 
+def describe_failed_ending(
+    verdict: Verdict, outcome: JobOutcome, failed: Sequence[WorkerOutcome], by: str, *, started: float
+) -> Verdict:
+    """Complete the verdict on a job that was asked to end, when these workers failed for reasons of their own.
+
+    by:  the signal that asked
+    """
+    culprits, first = find_culprits(failed), find_first_failure(failed)
+    intro, traceback = phrasing.find_evidence(culprits, verdict.hosts)
+    did = phrasing.describe_failure(culprits[0], many=len(culprits) > 1, uses_mpi=outcome.uses_mpi)
+    while_ = f"while {'it' if len(culprits) == 1 else 'they'} ended after {by}"
+    who, moment = (
+        phrasing.describe_ranks(culprits, verdict.hosts),
+        phrasing.describe_time(first, started, outcome.run_at),
+    )
+    return replace(
+        _explain(verdict, culprits[0]),
+        outcome=_outcome_name(first),
+        culprits=tuple(worker.rank for worker in culprits),
+        intro=intro,
+        traceback=traceback,
+        headline=f"{who} {did} {while_}, {moment}.",
+    )
+
+
 def find_told_fault(workers: Sequence[WorkerOutcome]) -> InjectedFault | None:
     """Return the injected fault that the headline mentions: it killed the culprit, or broke others' connections."""
     culprits = find_culprits(workers)[:1]
@@ -84,6 +110,10 @@ def _describe_unknown_cause(
         whom = format_ranks(missing) if missing else "others"
         had = agree("had", len(missing))
         return f"{number} waited for {whom}, which {had} not come when JAX gave up, {moment}; no connection was broken."
+    if shows_lost_coordinator(first.stderr_tail):
+        its, it = ("their", "them") if len(broken) > 1 else ("its", "it")
+        coordinator = f"{its if number != 'every rank' else 'its'} connection to JAX's coordinator, which is in rank 0"
+        return f"{number} lost {coordinator}, {moment}; JAX then ended {it}, and no rank reported a cause of its own."
     it = f"the first was {phrasing.describe_ranks([first], hosts)}: it" if len(broken) > 1 else "it"
     why = collateral(first) or Fate.STOPPED
     return f"{number} saw a broken connection; none reported a cause of its own; {it} {why}, {moment}."

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class KnownError:
+class KnownError(Struct, frozen=True):
     """A known text, its cause, and what to do.
 
     pattern:        a regular expression; every repetition has a bound and none is nested, so that a search is linear
@@ -17,7 +17,8 @@ class KnownError:
     is_network:     whether it does so only in a job of several hosts
 
     There is no entry for texts that explain themselves, for jaxrun's own texts, or for errors that any user of one
-    process meets: JAX's own text is enough there, unless one host of a job may be at fault.
+    process meets: JAX's own text is enough there, unless one host of a job may be at fault, as for a lack of memory,
+    which all ranks of a host share.
     """
 
     pattern: str
@@ -217,7 +218,23 @@ KNOWN_ERRORS = {
         "use a smaller batch or more devices; if processes share a GPU: --env XLA_PYTHON_CLIENT_MEM_FRACTION=.4",
         f"{_DOCS}/gpu_memory_allocation.html",
     ),
-    # ---- limits
+    # ---- the memory of hosts, and limits
+    "host-memory": KnownError(
+        (
+            r"RESOURCE_EXHAUSTED: Out of memory allocating \d{1,20} bytes|std::bad_alloc|LLVM ERROR: out of memory"
+            r"|(?m:^(?:[\w.]{1,80}\.)?_?(?:Array|Arrow)?MemoryError\b)|Unable to allocate [\d.]{1,20} [KMGTPE]iB"
+            r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|Cannot allocate memory"
+        ),
+        "there is no memory for what this rank asked for: a host's ranks share its memory, and a limit may be lower.",
+        "`free -h`, `ulimit -v` and the limit of the container or of Slurm there; fewer ranks on each host. "
+        "jnp.ones makes a whole array on each rank, jax.make_array_from_callback only the rank's part.",
+        f"{_DOCS}/multi_process.html",
+    ),
+    "broken-pool": KnownError(
+        r"process in the process pool was terminated abruptly",
+        "a worker of a ProcessPoolExecutor was killed, perhaps by the kernel for lack of memory, or it crashed.",
+        "`dmesg` names what the kernel has killed; fewer workers (max_workers), or run its task in the rank itself.",
+    ),
     "processes": KnownError(
         r"pthread_create failed: Resource temporarily unavailable|can't start new thread|"
         r"(?:could not be started|can be forked): Resource temporarily unavailable",
@@ -238,6 +255,13 @@ KNOWN_ERRORS = {
         "this host's own name, as `hostname` prints it, has no address.",
         "add the name with the host's address to /etc/hosts.",
         f"{_ISSUES}/28160",
+    ),
+    "coordinator-lost": KnownError(
+        r"Failed to send RPC to coordination service",
+        "each rank keeps a connection to JAX's coordinator in rank 0, and JAX ends a process when it breaks, although "
+        "all processes may be alive.",
+        "--max-restarts 3 starts all ranks again, from the last checkpoint; does a firewall cut connections there?",
+        is_root=True,
     ),
     "join-deadline": KnownError(
         r"(?s)DEADLINE_EXCEEDED.{0,300}?RegisterTask",

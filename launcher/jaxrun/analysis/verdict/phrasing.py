@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jaxrun.analysis.diagnosis.consequences import Fate
+from jaxrun.analysis.diagnosis.error_choice import choose_error, error_frame, error_name
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import collateral, own_thread_failures
+from jaxrun.analysis.verdict.error_text import describe_choice, format_error, format_with_place
+from jaxrun.analysis.verdict.lost_helpers import describe_lost_worker
 from jaxrun.analysis.verdict.stack_text import format_crash
 from jaxrun.protocol.flight import strip_directory
-from jaxrun.protocol.worker_messages import WorkerStage
+from jaxrun.protocol.worker_messages import ThreadFailed, WorkerStage
 from jaxrun.stack_frames import find_program_frames
 from jaxrun.text import (
     format_ranges,
@@ -29,6 +32,7 @@ _STAGES = {
     WorkerStage.JOIN: "while joining the others",
     WorkerStage.PROVE: "while asking JAX for its devices",
 }
+_BROKEN_POOLS = ("BrokenProcessPool", "BrokenExecutor")
 _MAX_TAIL_LINES = 12
 _MAX_MESSAGE_CHARACTERS = 200
 _OS_EXIT, _MPI_EXIT = "(os._exit?)", "(MPI_Abort, or os._exit?)"
@@ -62,6 +66,12 @@ def describe_failure(worker: WorkerOutcome, *, many: bool = False, uses_mpi: boo
         return f"{format_status(0)} before the end of its program {_OS_EXIT}"
     exit_call = _MPI_EXIT if uses_mpi else _OS_EXIT
     return f"{format_status(worker.status)} without an exception {exit_call}{after}"
+
+
+def describe_loss(worker: WorkerOutcome, hosts: Mapping[int, str], run_at: float | None) -> str:
+    """Write `rank 2 of 8 on h1 was killed by SIGKILL (9), 41.3 s into the run`, of a rank that others outlive."""
+    moment = describe_time(worker, worker.time, run_at)
+    return f"{describe_ranks([worker], hosts)} {describe_failure(worker)}, {moment}"
 
 
 def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -> str:
@@ -103,7 +113,7 @@ def find_evidence(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str]) ->
 def describe_victim(worker: WorkerOutcome) -> str:
     """Write what became of a rank that is not a culprit, to complete `rank 3 …`."""
     if worker.failure is not None:
-        return collateral(worker) or _describe_error(worker) + _raised_at(worker.failure.traceback)
+        return collateral(worker) or _describe_error_briefly(worker)
     if worker.lost_reason and not worker.killed_by_launcher:
         return Fate.LOST_TOO
     if worker.ended_well:
@@ -115,17 +125,32 @@ def describe_victim(worker: WorkerOutcome) -> str:
     return collateral(worker) or format_status(worker.status)
 
 
-def describe_thread_failures(workers: Sequence[WorkerOutcome], shown: str) -> tuple[str, ...]:
-    """Return one line for each rank that had lost a thread before, unless its traceback is `shown` already."""
+def describe_thread_failures(
+    workers: Sequence[WorkerOutcome], shown: str, told: Collection[int] = ()
+) -> tuple[str, ...]:
+    """Return one line for each rank that had lost a thread before.
+
+    shown:  a traceback that is shown already
+    told:   ranks whose threads another text names
+    """
     lines = []
     for worker in workers:
         threads = [thread for thread in own_thread_failures(worker) if thread.traceback.rstrip("\n") != shown]
-        if threads:
-            names = ", ".join(f"{thread.thread} ({thread.error})" for thread in threads[:3])
+        if threads and worker.rank not in told:
+            names = ", ".join(f"{thread.thread} ({_describe_thread_error(thread)})" for thread in threads[:3])
             more = f" and {plural(len(threads) - 3, 'other')}" if len(threads) > 3 else ""
             what = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
             lines.append(f"rank {worker.rank} had lost {what} to an exception before: {names}{more}.")
     return tuple(lines)
+
+
+def _describe_thread_error(thread: ThreadFailed) -> str:
+    """Write `ValueError: bad record in shard 1 at data.py:31 load`."""
+    choice = choose_error(thread.chain)
+    if choice is None:
+        return thread.error
+    frame = error_frame(choice.chosen)
+    return f"{format_error(choice.chosen)}{f' at {frame}' if frame is not None else ''}"
 
 
 def describe_injected_faults(
@@ -151,12 +176,35 @@ def describe_injected_fault(fault: InjectedFault, run_at: float | None, *, many:
 def _describe_error(worker: WorkerOutcome) -> str:
     failure = worker.failure
     assert failure is not None
+    choice = choose_error(failure.chain)
     if failure.error != "SystemExit":
-        return f"raised {failure.error}"
+        return (
+            f"raised {describe_choice(choice) if choice is not None else failure.error}{_describe_broken_pool(worker)}"
+        )
+    handled = f", while it handled {format_with_place(choice.chosen)}" if choice is not None else ""
     lines = failure.message.splitlines()
     if lines and lines[0]:
-        return f"ended with status {failure.status}: sys.exit({lines[0][:_MAX_MESSAGE_CHARACTERS]!r})"
-    return f"ended with status {failure.status} (sys.exit)"
+        return f"ended with status {failure.status}: sys.exit({lines[0][:_MAX_MESSAGE_CHARACTERS]!r}){handled}"
+    return f"ended with status {failure.status} (sys.exit){handled}"
+
+
+def _describe_broken_pool(worker: WorkerOutcome) -> str:
+    """Write `, as a worker of its pool (process 4242) was killed by SIGKILL (9)`, if that is what the error means."""
+    assert worker.failure is not None
+    if error_name(worker.failure) not in _BROKEN_POOLS or not worker.lost_pool_workers:
+        return ""
+    return f", as {describe_lost_worker('its', worker.lost_pool_workers)}"
+
+
+def _describe_error_briefly(worker: WorkerOutcome) -> str:
+    """Write `raised ValueError at data.py:31`."""
+    failure = worker.failure
+    assert failure is not None
+    choice = choose_error(failure.chain)
+    if choice is None or failure.error == "SystemExit":
+        return _describe_error(worker) + _raised_at(failure.traceback)
+    frame = error_frame(choice.chosen)
+    return f"raised {choice.chosen.error}" + (f" at {strip_directory(frame.file)}:{frame.line}" if frame else "")
 
 
 def _raised_at(traceback: str) -> str:

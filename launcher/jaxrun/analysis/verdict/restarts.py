@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import takewhile
+
+from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits, find_first_failure
@@ -29,15 +31,13 @@ _NOT_COUNTED = (_HOST_CHECK, _NOT_BACK, _DRAINED, EndReason.GROWN)
 _HEAD_LEAVES = "this pod goes away; the other pods keep the job for the one that takes its place (--wait-hosts)"
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """Start the job again. `most` is the number of attempts in all, if no further step is saved."""
 
     most: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """The job is over; `why` is for people, and empty if no restarts were asked for."""
 
     why: str = ""
@@ -102,12 +102,22 @@ def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
     return end
 
 
+def stall_patience(history: Sequence[AttemptEnd]) -> int:
+    """Return by how much longer than at first to wait for progress: 2 or 4 if the last attempts were ended for a stall.
+
+    It may have been none: then the job gets further this time.
+    """
+    stalled = sum(1 for _ in takewhile(lambda end: end.kind == _STALL, reversed(history)))
+    return 1 << min(stalled, 2)
+
+
 def lost_with_head(saved_step: int | None, *, left: bool = False) -> AttemptEnd:
     """What counts of the end of an attempt whose head was lost, so that nobody has summarized it, or has `left`."""
     return AttemptEnd(_DRAINED if left else _LOST, saved_step=saved_step)
 
 
 _HOPELESS_ENDS = {
+    EndReason.OUT_OF_STEP: "the program has run to its end",
     EndReason.FAILED: "no rank shows why it failed",
     EndReason.REFUSED: "the job would be refused again",
     EndReason.USAGE: "the job would be refused again",

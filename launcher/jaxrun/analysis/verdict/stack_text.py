@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
+from jaxrun.analysis.diagnosis.error_choice import find_handled_errors
+from jaxrun.analysis.diagnosis.rank_state import ACTIVITY_WORDS, Activity
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack, crashed_stack, main_stack
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
+from jaxrun.analysis.verdict.error_text import format_error, format_frames
 from jaxrun.analysis.verdict.nccl_text import describe_nccl
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.stack_frames import is_ours
 from jaxrun.terminal import wrap_prose
 from jaxrun.text import (
     agree,
@@ -26,7 +31,7 @@ from jaxrun.text import (
     plural,
 )
 
-_IDLE = "idle: it has returned, and waits for the next call"
+_IDLE = "idle: it has {}, and waits for the next call"
 _ENDINGS = {
     Ending.THREADS: "the end of the program, waits for its threads",
     Ending.CHILDREN: "the end of the program, waits for its child processes",
@@ -38,15 +43,14 @@ _ENDINGS = {
 _MAX_GROUPS = 3  # mentioned in one line
 _DEAF = "it blocks signals, or is about to end"
 _STATES = {
-    ProcessState.STOPPED: "stopped by a signal (SIGCONT resumes it)",
-    ProcessState.TRACED: "stopped by a debugger",
+    ProcessState.STOPPED: f"{ACTIVITY_WORDS[Activity.STOPPED].brief} (SIGCONT resumes it)",
+    ProcessState.TRACED: ACTIVITY_WORDS[Activity.TRACED].brief,
     ProcessState.ENDED: "dead, and about to be noticed",
-    ProcessState.DISK: "waiting in the kernel for a disk, a file server or a driver (state D)",
+    ProcessState.DISK: f"it {ACTIVITY_WORDS[Activity.DISK].full} (state D)",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a thread is.
 
     line:    `data.py:31 __next__ <- train.py:84 main`: its line, and the line that called it
@@ -65,40 +69,62 @@ class Place:
         return f"{self.line}{separator}in {self.inside}" if self.inside else self.line
 
 
-def format_snapshot(snapshot: Snapshot) -> str:
-    """Write which ranks are where, how many calls each has made, and what that means; empty if no rank has stacks."""
+def format_snapshot(snapshot: Snapshot, *, is_told: bool = False) -> str:
+    """Write who waits for whom, which ranks are where, and who slows the job down; empty if no rank has stacks.
+
+    is_told:  a headline has said who waits for whom, so only the advice about it is left
+    """
+    places = format_places(snapshot)
+    if not places:
+        return ""
+    causes = explain_deadlock(snapshot)
+    explanations = [causes[0].advice, *map(str, causes[1:])] if is_told and causes else map(str, causes)
+    sentences = filter(None, [*explanations, *describe_nccl(snapshot.nccl, snapshot.hosts)])
+    slow = [f"{format_straggler(snapshot.straggler, snapshot.hosts)}."] if snapshot.straggler is not None else []
+    return "\n".join([*map(wrap_prose, sentences), places, *map(wrap_prose, slow)])
+
+
+def format_places(snapshot: Snapshot) -> str:
+    """Write which ranks are where, and how many calls each has made; empty if no rank has stacks."""
     flights = snapshot.flights
 
     def calls(ranks: Iterable[int]) -> str:
         known = {rank: flights[rank] for rank in ranks if rank in flights}
         return format_progress(known, len(snapshot.hosts), snapshot.time)
 
-    groups = format_groups(snapshot.dumps, snapshot.hosts, snapshot.waits, calls)
-    if not groups:
-        return ""
-    lines = [groups]
-    if snapshot.finished:
-        have, made = agree("has", len(snapshot.finished)), calls(snapshot.finished)
-        who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
-        lines.append(f"{who} {have} finished{f', {made}' if made else ''}.")
-    explanations = explain_deadlock(snapshot)
-    if snapshot.straggler is not None:
-        lines.append(wrap_prose(f"{format_straggler(snapshot.straggler, snapshot.hosts)}."))
-    sentences = [*map(str, explanations), *describe_nccl(snapshot.nccl, snapshot.hosts)]
-    return "\n".join([*lines, *map(wrap_prose, sentences)])
+    is_explained = bool(explain_deadlock(snapshot))
+    groups = format_groups(
+        snapshot.dumps, snapshot.hosts, snapshot.waits, calls, snapshot.raised, names_outliers=not is_explained
+    )
+    if not groups or not snapshot.finished:
+        return groups
+    have, made = agree("has", len(snapshot.finished)), calls(snapshot.finished)
+    who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
+    return f"{groups}\n{who} {have} finished{f', {made}' if made else ''}."
 
 
-def format_stall_notice(snapshot: Snapshot, idle_s: float, run_dir: Path | None) -> str:
-    """Write `no progress for 30 s: rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…) · more: …`.
-
-    `run_dir` as people may type it; None if there is no run directory.
-    """
+def describe_stall(snapshot: Snapshot) -> str:
+    """Write `rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…)`, or else where the ranks are."""
     explanations = explain_deadlock(snapshot)
     what = explanations[0].what if explanations else _list_places(snapshot)
     if snapshot.nccl is not None and snapshot.nccl.differing:
         what += f"; {describe_nccl(snapshot.nccl, snapshot.hosts)[0].removesuffix('.')}"
+    return what
+
+
+def format_stall_notice(
+    snapshot: Snapshot, idle_s: float, run_dir: Path | None, *, limit_s: float = 0.0, is_as_before: bool = False
+) -> str:
+    """Write `no progress for 30 s: rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…) · more: …`.
+
+    run_dir:       as people may type it; None if there is no run directory
+    limit_s:       --stall-timeout, if this is the time to mention it; else 0
+    is_as_before:  the last notice has told who waits for whom
+    """
+    finding = ", as before" if is_as_before else f": {describe_stall(snapshot)}"
+    limit = f"; the job is stopped after {limit_s:g} s of it (--stall-timeout)" if limit_s else ""
     more = f"jaxrun stacks {run_dir}" if run_dir else "Ctrl-\\ (SIGQUIT)"
-    return f"no progress for {idle_s:.0f} s: {what} · more: {more}"
+    return f"no progress for {idle_s:.0f} s{finding}{limit} · more: {more}"
 
 
 def format_straggler(straggler: Straggler, hosts: Mapping[int, str]) -> str:
@@ -119,37 +145,44 @@ def format_groups(
     hosts: Mapping[int, str],
     waits: Mapping[int, str],
     calls: Callable[[Iterable[int]], str] = lambda _: "",
+    raised: Mapping[int, str] | None = None,
+    *,
+    names_outliers: bool = True,
 ) -> str:
     """Write one line for each place of ranks, the most common first, and which ranks differ; empty without dumps.
 
-    `calls` writes how many calls ranks have made. `waits` has the kernel's state of ranks whose dump is empty.
+    `calls` writes how many calls ranks have made. `waits` has the kernel's state of ranks whose dump is empty, `raised`
+    the error that a gang's call has raised on ranks.
     """
-    groups = group_by_place(dumps, waits)
+    groups = group_by_place(dumps, waits, raised or {})
     rows = [(plural(len(ranks), "rank"), _names(ranks, hosts), place.format(), calls(ranks)) for place, ranks in groups]
     if not rows:
         return ""
     lines = [f"  {line}" for line in format_columns(rows)]
     heading = f"{plural(len(dumps), 'rank')}, {plural(len(groups), 'group')}"
-    return "\n".join([heading, *lines, *_outliers([ranks for _, ranks in groups])])
+    return "\n".join([heading, *lines, *(_outliers([ranks for _, ranks in groups]) if names_outliers else ())])
 
 
-def group_by_place(dumps: Mapping[int, str], waits: Mapping[int, str]) -> list[tuple[Place, tuple[int, ...]]]:
+def group_by_place(
+    dumps: Mapping[int, str], waits: Mapping[int, str], raised: Mapping[int, str]
+) -> list[tuple[Place, tuple[int, ...]]]:
     """Return each place at which ranks are, with these ranks, the most common place first."""
 
     def place(rank: int) -> Place:
         state = waits.get(rank, "")
         silent = next((text for known, text in _STATES.items() if state == known), _DEAF)
-        return find_place(main_stack(dumps[rank])) if dumps[rank] else Place(silent=silent)
+        return find_place(main_stack(dumps[rank]), raised.get(rank, "")) if dumps[rank] else Place(silent=silent)
 
     return group_alike({rank: place(rank) for rank in dumps})
 
 
-def find_place(stack: Stack) -> Place:
+def find_place(stack: Stack, raised: str = "") -> Place:
+    """Return where a stack is; `raised`: the error that the last call of a gang has raised there."""
     users = stack.users
     if not users:
         return Place(silent=_DEAF)
     if stack.is_idle:
-        return Place(_IDLE)
+        return Place(_IDLE.format(f"raised {raised}" if raised else "returned"))
     if (ending := stack.ending) is not None:
         return Place(_ENDINGS[ending].format(stack.ending_frame))
     caller = next((frame for frame in users if frame.file != users[0].file), None)
@@ -158,14 +191,26 @@ def find_place(stack: Stack) -> Place:
         return Place(line)
     if stack.joint_function:
         return Place(line, stack.joint_function)
-    entry = next((frame for frame in reversed(stack.called) if not frame.is_wrapper), stack.called[-1])
+    if (wait := stack.coordination_wait) is not None:
+        return Place(line, f"JAX: {wait.function}{f' {wait.name!r}' if wait.name else ''}")
+    theirs = [frame for frame in stack.called if not is_ours(frame.file)] or stack.called
+    entry = next((frame for frame in reversed(theirs) if not frame.is_wrapper), theirs[-1])
     return Place(line, f"{'JAX' if entry.is_jax else entry.library}: {entry.function}")
 
 
 def format_all_frames(dumps: Mapping[int, str], hosts: Mapping[int, str]) -> str:
     """Write all frames of the main threads, innermost last, once for each group of ranks with the same frames."""
-    texts = {rank: "\n".join(_frame_lines(main_stack(dump))) or "  no frames" for rank, dump in dumps.items()}
+    texts = {rank: "\n".join(_lines_in_full(dump)) or "  no frames" for rank, dump in dumps.items()}
     return format_by_text(texts, hosts)
+
+
+def _lines_in_full(dump: str) -> Iterator[str]:
+    """Yield the frames of a main thread, and the exceptions that it and other threads handle, with their frames."""
+    yield from _frame_lines(main_stack(dump))
+    for handled in find_handled_errors(dump):
+        thread = f"its thread {handled.thread}" if handled.thread else "it"
+        yield f"  {thread} handles {format_error(handled.choice.chosen)}"
+        yield from (f"  {line}" for line in format_frames(handled.choice.chosen).splitlines()[1:-1])
 
 
 def format_by_text(texts: Mapping[int, str], hosts: Mapping[int, str]) -> str:
@@ -198,7 +243,7 @@ def _names(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
 
 def _list_places(snapshot: Snapshot) -> str:
     """Write `ranks 0-2 are at train.py:88 step, in JAX: block_until_ready; rank 3 is at data.py:31 load`."""
-    groups = group_by_place(snapshot.dumps, snapshot.waits)
+    groups = group_by_place(snapshot.dumps, snapshot.waits, snapshot.raised)
     shown = [_describe_group(ranks, place, snapshot) for place, ranks in groups[:_MAX_GROUPS]]
     left = [f"{len(groups) - _MAX_GROUPS} more groups elsewhere"] if len(groups) > _MAX_GROUPS else []
     return "; ".join([*shown, *left])

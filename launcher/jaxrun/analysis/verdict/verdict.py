@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import Literal
 
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
+from jaxrun.analysis.verdict.goodput_text import Goodput
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.codec import field_values, from_content, to_content
+from jaxrun.protocol.codec import format_json, from_content
 
 FORMAT = 1
 _MAX_NUMBER = 1e15
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """How a job ended, and which ranks caused it.
 
     outcome:    "ok", "failed" (an exception), "killed" (a signal), "exited" (a status without an exception),
-                "diverged" (brought down by being out of step, or by --lockstep fail), "lost" (a host), "early-exit",
-                "timeout", "stall", "refused", "unavailable", "interrupted", "preempted" or "grown"
+                "diverged" (brought down by being out of step, or out of step up to its end), "lost" (a host),
+                "early-exit", "timeout", "stall", "refused", "unavailable", "interrupted", "preempted" or "grown"
                 (stopped to continue with more hosts)
     hosts:      each rank's host; its length is the job's size
     culprits:   the ranks that failed in the same way, lowest first; empty if no rank caused the end
@@ -38,6 +41,8 @@ class Verdict:
     earlier:    the verdicts on the attempts before it
     left_out:   hosts that were lost in earlier attempts, and are no longer used
     no_restart: why there was no further attempt although --max-restarts allowed one; else empty
+    goodput:    what the time of a longer job was worth; None if it was not computed
+    reached:    the last step that the program has told: "reached step 340 of 1,000 (34 %)"; empty if none
     """
 
     outcome: str
@@ -61,6 +66,8 @@ class Verdict:
     earlier: tuple[Verdict, ...] = ()
     left_out: tuple[str, ...] = ()
     no_restart: str = ""
+    goodput: Goodput | None = None
+    reached: str = ""
 
     @property
     def log(self) -> str:
@@ -85,13 +92,26 @@ class Verdict:
         ]
 
 
+class VerdictContent(Verdict, frozen=True, kw_only=True):
+    """A verdict as verdict.json has it, with what its readers would have to find out themselves.
+
+    size:  the number of ranks
+    log:   the file of the run directory to look at first; empty if there is no culprit
+    """
+
+    format: Literal[1] = 1
+    size: int = 0
+    log: str = ""
+    earlier: tuple[VerdictContent, ...] = ()
+
+
 def to_json(verdict: Verdict) -> str:
-    return json.dumps(_to_content(verdict), default=to_content, indent=2, ensure_ascii=False) + "\n"
+    return format_json(to_content(verdict)) + "\n"
 
 
-def _to_content(verdict: Verdict) -> dict[str, object]:
-    content = {"format": FORMAT, "size": len(verdict.hosts), "log": verdict.log, **field_values(verdict)}
-    return {**content, "earlier": [_to_content(earlier) for earlier in verdict.earlier]}
+def to_content(verdict: Verdict) -> VerdictContent:
+    fields = {**asdict(verdict), "earlier": tuple(map(to_content, verdict.earlier))}
+    return VerdictContent(size=len(verdict.hosts), log=verdict.log, **fields)
 
 
 def from_json(text: str) -> Verdict:
@@ -103,7 +123,7 @@ def from_json(text: str) -> Verdict:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"not a verdict of format {FORMAT}")
-        verdict = from_content(Verdict, content, lenient=True)
+        verdict = from_content(Verdict, content)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except ProtocolError as error:
@@ -114,7 +134,7 @@ def from_json(text: str) -> Verdict:
 
 def _check_numbers(verdict: Verdict) -> None:
     """Raise ValueError for unreasonable numbers, including NaN."""
-    for name, value in field_values(verdict).items():
+    for name, value in asdict(verdict).items():
         if isinstance(value, (int, float)) and not -_MAX_NUMBER < value < _MAX_NUMBER:
             raise ValueError(f"not a verdict: {name} is {value!r:.80}")
     if not all(-_MAX_NUMBER < rank < _MAX_NUMBER for rank in verdict.culprits):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxrun.analysis.diagnosis.consequences import Fate
+from jaxrun.analysis.verdict.goodput_text import format_goodput, is_worth_a_line
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.terminal import A_FILE, TerminalFormat, wrap_prose
 from jaxrun.text import agree, format_ranks, format_seconds, format_sizes, group_alike, plural
@@ -24,8 +25,8 @@ def format_report(
     divergence = [*_divergence(verdict, divergence_left)]
     if verdict.outcome == "ok":
         done = [terminal.dim(f"jaxrun: {_done(verdict)}")]
-        size = format_sizes(verdict.sizes)
-        return "\n".join([*done, *(terminal.rewrap(line) for line in (*verdict.details, *divergence, size) if line)])
+        more = (*verdict.details, *divergence, format_sizes(verdict.sizes), *_goodput(verdict))
+        return "\n".join([*done, *(terminal.rewrap(line) for line in more if line)])
     lines = [terminal.red(terminal.rewrap(f"jaxrun: {verdict.headline}"))]
     if verdict.intro or verdict.traceback:
         traceback = _clip(verdict.traceback.rstrip("\n"), verdict, run_dir)
@@ -45,14 +46,22 @@ def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
     """Yield the other ranks, where to read more, and the exit code."""
     if verdict.victims:
         yield _victims(verdict.victims, verdict.stopping)
+    if verdict.reached:
+        yield f"{verdict.reached}."
     if size := format_sizes(verdict.sizes):
         yield size
+    yield from _goodput(verdict)
     if run_dir is not None:
         yield f"logs: {run_dir / verdict.log if verdict.log else run_dir}"
         yield f"details: jaxrun explain {run_dir}"
     if verdict.no_restart:
         yield f"not restarted: {verdict.no_restart}."
     yield f"exit {verdict.exit_code}"
+
+
+def _goodput(verdict: Verdict) -> Iterator[str]:
+    if verdict.goodput is not None and is_worth_a_line(verdict.goodput):
+        yield format_goodput(verdict.goodput)
 
 
 def _divergence(verdict: Verdict, left: str | None) -> Iterator[str]:

@@ -25,6 +25,7 @@ Times are seconds since the epoch, and always passed in.
 | stop_agreement                        | at which step all ranks stop                                                |
 | growth                                | when a smaller job takes its hosts back                                     |
 | host_wait                             | waits for lost hosts while an attempt starts (--wait-hosts)                 |
+| core_shortage                         | whether ranks on CPU lose much time because they outnumber the cores        |
 | memory_shortages                      | which host's memory will soon be full, and which ranks grow                 |
 | conclusion                            | once all workers have ended: how they diverged, and the outcome             |
 | debugger_turns                        | which rank's debugger has the terminal                                      |

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.fabric import check_fabric
 from jaxrun.controller.head.consistency import describe_unknown_rank
 from jaxrun.controller.head.worker_assignment import Assignment, Told, assign_workers, group_by_host, prepare_workers
+from jaxrun.controller.roster import Roster
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
@@ -27,8 +29,9 @@ class HostCheckError(UnavailableError):
 
 
 class AgentRegistry:
-    """The agents with ranks of one attempt, and their reports.
+    """Compares the reports of the agents with ranks of one attempt.
 
+    roster:  has the reports
     agents:  the ranks of each
     """
 
@@ -36,6 +39,7 @@ class AgentRegistry:
         self,
         plan: Plan,
         told: Told,
+        roster: Roster,
         *,
         directory: str = "",
         listen_addresses: str = "",
@@ -47,16 +51,20 @@ class AgentRegistry:
         """
         self.job = plan.job
         self.size = len(plan.workers)
-        self.agents = {agent: ranks for agent, ranks in plan.agents.items() if ranks}
+        self.roster = roster
+        self.agents = roster.agents
         self._plan = plan
         self.listen_addresses = listen_addresses
         self._told = told
         self._directory = directory
-        self.reports: dict[AgentId, AgentReport] = {}
+
+    @property
+    def reports(self) -> Mapping[AgentId, AgentReport]:
+        return self.roster.reports
 
     @property
     def complete(self) -> bool:
-        return len(self.reports) == len(self.agents)
+        return self.roster.complete
 
     @property
     def lacks_environment(self) -> bool:
@@ -80,19 +88,22 @@ class AgentRegistry:
     def add(self, report: AgentReport) -> None:
         """Add a report. Raises NotUniformError or UnavailableError if this agent cannot belong to the job."""
         by_hand, size = self.job.host_rank is not None, self.size
+        known = self.reports.get(report.agent)
+        is_news = known is None or (known.lacks_environment and known.pid == report.pid)
+        if is_news and report.agent in self.agents:
+            self.roster.add_report(report)
         self.check_command(report)
         if report.agent not in self.agents:
             raise NotUniformError(describe_unknown_rank(report.agent, size))
-        known = self.reports.get(report.agent)
-        if known is not None and not (known.lacks_environment and known.pid == report.pid):
+        if known is not None and not is_news:
             host_rank = report.agent * (self.job.hosts or 1) // size if by_hand else None
             raise NotUniformError(_describe_duplicate(known, report, host_rank))
-        self.reports[report.agent] = report
         self.check_installation(report)
 
-    def remove(self, agent: AgentId) -> None:
-        """Forget the report of a lost agent: it, or its replacement, will report again."""
-        self.reports.pop(agent, None)
+    def add_late(self, report: AgentReport) -> None:
+        """Note a report that changes nothing for this attempt, as that has begun, or ends."""
+        if report.agent in self.agents:
+            self.roster.add_report(report)
 
     def check_command(self, report: AgentReport) -> None:
         """Raise NotUniformError if this agent was started for a job of another size, or with another program."""
@@ -118,8 +129,10 @@ class AgentRegistry:
 
     def refuse_sick_hosts(self) -> None:
         """Raise HostCheckError once all have reported, if some hosts have failed --host-check."""
+        if not self.complete:
+            return
         sick = {agent: report for agent, report in self.reports.items() if report.check_failure}
-        if sick and self.complete and not self.lacks_environment:
+        if sick and not self.lacks_environment:
             reports = {rank: report for agent, report in sick.items() for rank in self.agents[agent]}
             failed = {rank: report.check_failure for rank, report in reports.items()}
             raise HostCheckError(failed, {rank: report.host for rank, report in reports.items()})

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from jaxrun.controller.head.timers import Timer, Timers
 from jaxrun.protocol.flight import parse_group
@@ -31,8 +32,7 @@ _MAX_OPEN_SLOTS = 1024  # in record mode only some ranks send a call, because th
 SlotKey = tuple[str, int]  # group, number
 
 
-@dataclass(slots=True)
-class CallSlot:
+class CallSlot(Struct):
     """One call of a group, and the programs that the ranks which have sent it are about to run.
 
     members:      the ranks of the group

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply
@@ -20,8 +21,7 @@ _DRIFT = 5e-5  # seconds per second by which ordinary clocks drift apart
 _UNIT_S = 1e-6  # resolution of logged offsets
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
+class ClockOffset(Struct, frozen=True):
     """The offset to add to times of an agent's clock, in seconds, and its error.
 
     measured_at: seconds since the epoch, on the head's clock

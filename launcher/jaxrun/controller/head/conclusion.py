@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
@@ -11,21 +13,22 @@ from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.controller.head.time_accounting import TimeAccounting
 from jaxrun.controller.head.timers import Timer
-from jaxrun.protocol.flight_file import LOCKSTEP_FAIL
+from jaxrun.protocol.flight_file import LOCKSTEP_CHECK, LOCKSTEP_FAIL, LOCKSTEP_STRICT
 from jaxrun.records.event_log.actions import Action, Finish
 
 CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
 _ENDED_WELL = (EndReason.OK, EndReason.PREEMPTED, EndReason.GROWN)
 
 
-@dataclass(slots=True)
-class Conclusion:
+class Conclusion(Struct):
     _state: HeadState
     _shutdown: JobShutdown
     _divergence: DivergenceDetector
     _stragglers: StragglerDetector
     _faults: FaultInjector
+    _time: TimeAccounting
 
     def conclude_if_over(self, now: float) -> list[Action]:
         """Once all workers have ended, ask how they diverged; when that is known, finish."""
@@ -42,10 +45,20 @@ class Conclusion:
         state.enter(JobPhase.OVER)
         recorded = self._stragglers.conclude(now)
         outcome = self._final_outcome(now)
-        if outcome.reason in _ENDED_WELL and outcome.divergences and state.lockstep == LOCKSTEP_FAIL:
-            outcome = replace(outcome, reason=EndReason.DIVERGED)
-        remaining = self._faults.report_remaining() if outcome.reason is EndReason.OK else []
-        return [*recorded, *remaining, Finish(outcome)]
+        is_well, waits = outcome.reason is EndReason.OK, self._stragglers.new_waits
+        recorded += self._time.conclude(waits, self._stragglers.clock_offset(now), now, well=is_well)
+        remaining = self._faults.report_remaining() if is_well else []
+        return [*recorded, *remaining, Finish(replace(outcome, reason=self._final_reason(outcome)))]
+
+    def _final_reason(self, outcome: JobOutcome) -> EndReason:
+        """Return the reason why the job ended, which for a success may be that its ranks were out of step."""
+        lockstep = self._state.lockstep
+        if lockstep == LOCKSTEP_FAIL and outcome.reason in _ENDED_WELL and outcome.divergences:
+            return EndReason.DIVERGED
+        unseen = [found for found in outcome.divergences if found not in outcome.raised_divergences]
+        if lockstep in (LOCKSTEP_CHECK, LOCKSTEP_STRICT) and outcome.reason is EndReason.OK and unseen:
+            return EndReason.OUT_OF_STEP
+        return outcome.reason
 
     def _final_outcome(self, now: float) -> JobOutcome:
         state = self._state
@@ -57,6 +70,7 @@ class Conclusion:
             shown_divergences=tuple(self._divergence.reports.shown),
             raised_divergences=tuple(self._divergence.reports.raised),
             unanswered=self._shutdown.unanswered,
+            lost=state.workers.lost,
             stop_requested=state.stop_requested,
             drained=frozenset(state.drained),
             faults_left=self._faults.remaining,

@@ -7,7 +7,8 @@ the ranks in groups, only what differs, and what to do about it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.errors import NotUniformError
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
@@ -21,8 +22,7 @@ _CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 _ON_ALL_OR_NONE = ("JAX_PARTITION_INDEX", "JAX_SLICE_INDEX", *_CERTIFICATES)
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Struct, frozen=True):
     """The required properties of every worker; `nonce` is the attempt's; `local_devices`: None if only JAX can tell."""
 
     size: int

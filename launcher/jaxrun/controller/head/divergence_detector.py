@@ -10,7 +10,8 @@ histories: divergence_reports.py reports only calls whose programs differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from jaxrun.analysis.lockstep import compare
 from jaxrun.analysis.lockstep.compare import Candidate, Compilation, Lag
@@ -43,17 +44,18 @@ _COMPILATION_CHECK_S = 0.7  # after a rank begins to compile for a call, and bet
 _COMPILATION_CHECK_PER_RANK_S = 0.005  # so that checks of thousands of ranks cost the head little time
 
 
-@dataclass(frozen=True, slots=True)
-class _HistoryQuestion:
+class _HistoryQuestion(Struct, frozen=True):
     """A candidate whose ranks were asked for their histories; `known` is reported if these show nothing.
 
     standing:  the sites of calls in which ranks stand, which their recorders do not show
+    has_one_program:  sites count only if all their calls have had the same program
     """
 
     candidate: Candidate
     known: Divergence | None = None
     slot: CallSlot | None = None
     standing: Mapping[int, int] = field(default_factory=dict)
+    has_one_program: bool = False
 
 
 class DivergenceDetector:
@@ -70,12 +72,13 @@ class DivergenceDetector:
         self._read_interval_s = None if state.lockstep == LOCKSTEP_OFF else _FIRST_READ_S
         self._timers = state.timers
         self._matcher = CallMatcher(hosts, state.timers, self._handle_mismatch)
-        self.reports = DivergenceReports(self._matcher, hosts, state.timers)
+        self.reports = DivergenceReports(self._matcher, state.workers, state.timers)
         self._replicated = ReplicatedPrograms(hosts)
         self._all_ranks_wait = False
         self._standing = StandingCalls()
         self._announced_at = 0.0  # when a rank last sent that it compiles for a call
         self._questions: list[_HistoryQuestion] = []
+        self._calls_made: list[Mapping[str, int]] = []  # by each rank, at the last regular reading
 
     @property
     def is_enabled(self) -> bool:
@@ -83,6 +86,11 @@ class DivergenceDetector:
 
     @property
     def is_waiting(self) -> bool:
+        """Whether answers are awaited without which the job must not be concluded."""
+        return self.reports.are_asking or bool(self._questions)
+
+    @property
+    def _is_busy(self) -> bool:
         return self.reports.are_pending or bool(self._questions)
 
     def next_read_s(self) -> float | None:
@@ -118,21 +126,47 @@ class DivergenceDetector:
         self._flights.update(flights_of(replies))
         return self._find_candidates(now)
 
+    def compare_entered(self, now: float) -> list[Action]:
+        """If no rank has made a call since the last regular reading, find out in which calls the ranks are.
+
+        Where a program was run before, its call is not announced, and the recorder has it only once it is made.
+        """
+        made = [flight.call_counts for _, flight in sorted(self._flights.items())]
+        stands_still, self._calls_made = made == self._calls_made, made
+        if not stands_still or self.is_waiting or self.reports.are_enough or not self._find_entered():
+            return []
+        self._standing.clear()
+        self._timers.set(Timer.ENTERED_CHECK, now + _COMPILATION_CHECK_S, self._look_at_entered)
+        return self._look_at_entered(now)
+
+    def _find_entered(self) -> tuple[Compilation, ...]:
+        found = compare.find_entered(self._flights, len(self._workers.hosts))
+        return tuple(call for call in found if not self.reports.has(call.group))
+
+    def _look_at_entered(self, now: float) -> list[Action]:
+        ranks = [rank for rank in self._standing.choose(self._find_entered()) if rank in self._workers.live]
+        return self._queries.ask(ranks, RankDetail.STACKS, self._compare_entered, now) if ranks else []
+
+    def _compare_entered(self, replies: Replies, now: float) -> list[Action]:
+        self._standing.add(replies)
+        questions = [self._question(call, has_one_program=True) for call in self._find_entered()]
+        known = [question for question in questions if question and len(question.candidate.rank_sets) > 1]
+        return self._ask(known, now)
+
     # ---- the end
 
     def conclude(self, now: float, *, well: bool) -> list[Action]:
         """Ask the last questions, after all ranks have ended. `well`: with status 0, so their calls should be equal."""
         self.reports.is_concluding = True
         self._timers.cancel(Timer.COMPILATION_CHECK)
-        actions = self._timers.fire_early(Timer.MISMATCH, now)
-        if self.is_waiting:
+        actions = [*self._timers.fire_early(Timer.MISMATCH, now), *self._timers.fire_early(Timer.CALL_ORDER, now)]
+        if self._is_busy or not self.is_enabled:
             return actions
-        if not self.is_enabled:
-            return []
-        actions = self._find_candidates(now)
-        is_unexplained = well and not self.is_waiting and not self.reports.divergences
-        lag = next(iter(compare.find_lags(self._flights)), None) if is_unexplained else None
-        return self.reports.add(self._divergence_of_lag(lag), None, now) if lag is not None else actions
+        actions += self._find_candidates(now)
+        is_unexplained = well and not self._is_busy and not self.reports.divergences
+        lags = compare.find_lags(self._flights) if is_unexplained else ()
+        lag = next((lag for lag in lags if not self.reports.is_broken(lag.group)), None)
+        return [*actions, *self.reports.add(self._divergence_of_lag(lag), None, now)] if lag is not None else actions
 
     def give_up_waiting(self, now: float) -> list[Action]:
         """Report what is known, because no more answers will come."""
@@ -164,7 +198,7 @@ class DivergenceDetector:
             self._timers.cancel(Timer.COMPILATION_CHECK)
         compilations = compare.find_compilations(flights)
         ranks = self._standing.choose(compilations)
-        if self.is_waiting or not ranks:
+        if self._is_busy or not ranks:
             return actions
         return [*actions, *self._queries.ask(ranks, RankDetail.STACKS, self._compare_standing, now)]
 
@@ -175,19 +209,19 @@ class DivergenceDetector:
         questions = [self._question(compilation) for compilation in compilations]
         return self._ask([question for question in questions if question is not None], now)
 
-    def _question(self, compilation: Compilation) -> _HistoryQuestion | None:
+    def _question(self, compilation: Compilation, *, has_one_program: bool = False) -> _HistoryQuestion | None:
         standing = self._standing.sites(compilation.before)
         sets = tuple(ranks for _, ranks in group_alike(standing))
         candidate = Candidate(compilation.group, compilation.number, (*compilation.compiling, *sets))
-        return _HistoryQuestion(candidate, standing=standing) if standing else None
+        return _HistoryQuestion(candidate, None, None, standing, has_one_program) if standing else None
 
     # ---- candidates and histories
 
     def _find_candidates(self, now: float) -> list[Action]:
         """Find the first divergence in each group of ranks."""
-        if self.is_waiting or self.reports.are_enough:
+        if self._is_busy or self.reports.are_enough:
             return []
-        candidates = compare.find_candidates(self._flights)
+        candidates = [one for one in compare.find_candidates(self._flights) if not self.reports.is_broken(one.group)]
         actions = self._ask([_HistoryQuestion(candidate) for candidate in candidates], now)
         for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
             divergence = divergence_of_calls(calls)
@@ -212,7 +246,9 @@ class DivergenceDetector:
         question = self._questions.pop(0)
         flights = flights_of(replies)
         for rank in flights.keys() & question.standing.keys():
-            flights[rank] = compare.enter_standing_call(flights[rank], question.candidate, question.standing[rank])
+            site = question.standing[rank]
+            if not question.has_one_program or compare.calls_one_program(flights[rank], site):
+                flights[rank] = compare.enter_standing_call(flights[rank], question.candidate, site)
         found = compare.find_divergence(question.candidate, flights) or question.known
         actions = self.reports.add(found, question.slot, now) if found is not None else []
         return [*actions, *self._ask_first(now)]

@@ -8,9 +8,10 @@ connected has set its breakpoints.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.job_shutdown import JobShutdown
@@ -33,10 +34,10 @@ from jaxrun.text import agree, format_ranks, format_ranks_on_hosts
 
 _START = "start"  # holds the clocks
 START_TIMEOUT_S = 20.0  # for importing debugpy, which may come from a slow file system
+STOP_TIMEOUT_S = 10.0  # for debugpy to let go of the rank; after that the clocks go on without its answer
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(Struct):
     """A debugger in a rank.
 
     request:     the request that it answers, whose client may have gone
@@ -162,18 +163,25 @@ class EditorDebuggers:
     def handle_end(self, event: RequestEnded, now: float) -> list[Action]:
         """Let go of the rank of this request; its client gets a last answer when that is done, if it is there still."""
         found = self._find(event.number)
-        return self._stop(*found) if found is not None else []
+        return self._stop(*found, now) if found is not None else []
 
     def _find(self, request: str) -> tuple[int, _Session] | None:
         return next(((rank, one) for rank, one in self._sessions.items() if one.request == request), None)
 
     # ---- ends
 
-    def _stop(self, rank: int, session: _Session) -> list[Action]:
+    def _stop(self, rank: int, session: _Session, now: float) -> list[Action]:
         if session.is_stopped:
             return []
         session.is_stopped = True
+        late = partial(self._on_no_stop, rank)
+        self._state.timers.set(Timer.DEBUGGER_START, now + STOP_TIMEOUT_S, late, of=rank)
         return [Send((rank,), DebugpyStop(session.number))]
+
+    def _on_no_stop(self, rank: int, now: float) -> list[Action]:
+        who = format_ranks_on_hosts([rank], self._state.workers.hosts)
+        text = f"{who} has not let go of its debugger in {STOP_TIMEOUT_S:g} s; see jaxrun stacks"
+        return [*self._end(rank, now, text), *self._start_if_ready(now)]
 
     def remove(self, rank: int, now: float) -> list[Action]:
         """Handle the end of a rank, or of its program."""
@@ -184,15 +192,25 @@ class EditorDebuggers:
 
     def close(self, now: float) -> list[Action]:
         """Let go of all ranks, because the job is ending: their programs must react to that."""
-        return [action for rank, session in self._sessions.items() for action in self._stop(rank, session)]
+        return [action for rank, session in self._sessions.items() for action in self._stop(rank, session, now)]
+
+    def forget(self, request: str, now: float) -> list[Action]:
+        """Let go of the rank of this request, if it has one, without an answer."""
+        found = self._find(request)
+        return self._release(found[0], now) if found is not None else []
 
     def _end(self, rank: int, now: float, text: str, *, is_refused: bool = False) -> list[Action]:
+        answer = Answer(AnswerState.REFUSED if is_refused else AnswerState.DONE, text)
+        request = self._sessions[rank].request
+        return [*self._release(rank, now), AnswerRequest(request, answer)]
+
+    def _release(self, rank: int, now: float) -> list[Action]:
         session = self._sessions.pop(rank)
+        stop = self._stop(rank, session, now)
         self._state.timers.cancel_one(Timer.DEBUGGER_START, rank)
         self._state.in_editor.discard(rank)
         self._state.resume_clocks(now, rank)
-        answer = Answer(AnswerState.REFUSED if is_refused else AnswerState.DONE, text)
-        return [*self._stop(rank, session), AnswerRequest(session.request, answer)]
+        return stop
 
 
 def _refuse(number: str, text: str) -> AnswerRequest:

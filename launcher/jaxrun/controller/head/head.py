@@ -17,21 +17,30 @@ are read or that has taken too long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import is_certain
+from jaxrun.analysis.lockstep.told_progress import find_told_step
 from jaxrun.controller.head.agent_registry import AgentRegistry, HostCheckError
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.conclusion import Conclusion
 from jaxrun.controller.head.consistency import Expected, describe_unknown_rank
+from jaxrun.controller.head.core_shortage import CoreShortage
 from jaxrun.controller.head.debugger_turns import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.editor_debuggers import EditorDebuggers
 from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.growth import Growth
-from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase, TimeLimits
+from jaxrun.controller.head.head_state import (
+    FIRST_PROGRESS_S,
+    PROGRESS_INTERVAL_S,
+    HeadOptions,
+    HeadState,
+    JobPhase,
+    TimeLimits,
+)
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.host_wait import HostWait
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
@@ -39,8 +48,11 @@ from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.memory_shortages import MemoryShortages
 from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.requests import RequestEvent, Requests
+from jaxrun.controller.head.standstill_detector import StandstillDetector
 from jaxrun.controller.head.startup import Startup, StartupEvent
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.controller.head.survivors import Survivors
+from jaxrun.controller.head.time_accounting import TimeAccounting
 from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerReport, WorkerTable
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
@@ -58,19 +70,21 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.codec import list_handlers
 from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.debugpy_messages import DebugpyFromRank
-from jaxrun.protocol.flight_file import LOCKSTEP_FAIL, LOCKSTEP_OFF
+from jaxrun.protocol.flight import ToldStep
+from jaxrun.protocol.flight_file import LOCKSTEP_FAIL
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import StopEvent
+from jaxrun.protocol.survivor_messages import LiveRanksAsked
 from jaxrun.protocol.worker_messages import Call, Done, Failed, MpiImported
 from jaxrun.records.event_log.actions import Action, PrintLine
 from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
-from jaxrun.spec.job.fault_spec import FaultSpec
 
 _END_REASONS = {
     NotUniformError: EndReason.REFUSED,
     UsageError: EndReason.USAGE,
     UnavailableError: EndReason.UNAVAILABLE,
 }
+_NOTHING = HeadOptions()
 _CHECK_GRACE_S = 10.0  # for agents to report the end of --host-check
 
 
@@ -83,48 +97,49 @@ class Head:
         hosts: Mapping[int, str],
         expected: Expected,
         limits: TimeLimits,
-        interface: str,
         now: float,
-        registry: AgentRegistry | None = None,
-        lockstep: str = LOCKSTEP_OFF,
-        chaos: Sequence[FaultSpec] = (),
-        no_terminal: str = "",
-        *,
         agents: Mapping[AgentId, tuple[int, ...]],
-        requeue: bool = False,
-        debug: bool = False,
-        post_mortem: bool = False,
-        awaited: Mapping[AgentId, str] | None = None,
-        drains: bool = False,
+        registry: AgentRegistry | None = None,
+        asked: HeadOptions = _NOTHING,
     ) -> None:
-        """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator;
-        `agents` maps each agent to its ranks; `lockstep`, `no_terminal`, `requeue`, `drains` and `post_mortem` are
-        HeadState's; with `debug` all ranks wait at first for an editor;
-        `awaited` are the agents that are missing at first, and are waited for, with the names of their hosts.
+        """`hosts` maps each rank to its host, `agents` each agent to its ranks.
 
-        With a `registry`, hosts, `expected` and `interface` are only known once all agents have reported to it.
+        With a `registry`, hosts, `expected` and the coordinator's interface are only known once all agents have
+        reported to it.
         """
         self._workers = workers = WorkerTable(hosts)
         self._state = state = HeadState(
-            workers, limits, lockstep, no_terminal, requeue, drains, post_mortem, waits_at_start=debug
+            workers,
+            limits,
+            asked.lockstep,
+            asked.no_terminal,
+            asked.requeue,
+            asked.drains,
+            asked.post_mortem,
+            waits_at_start=asked.debug,
         )
         self._started_at = now
         self._agents = agents
-        self._startup = Startup(workers.hosts, expected, interface, registry)
+        self._startup = Startup(workers.hosts, expected, asked.interface, registry)
         self._queries = queries = RankQueries(state, has_fault_handler=self._startup.has_hello)
         self._divergence = divergence = DivergenceDetector(state, queries)
         clocks = ClockOffsets(workers.hosts, agents) if registry is not None else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
-        self._faults = FaultInjector(state, chaos)
-        self._shutdown = shutdown = JobShutdown(state, divergence.reports)
-        self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults)
-        self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown)
+        self._faults = FaultInjector(state, asked.chaos)
+        self._survivors = survivors = Survivors(state, divergence, are_kept=asked.keep_survivors)
+        self._shutdown = shutdown = JobShutdown(state, divergence.reports, survivors)
+        self._time = TimeAccounting(state)
+        self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults, self._time)
+        shortage = CoreShortage(state, asked.cores, expected.local_devices or 1)
+        self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown, self._time, shortage)
+        self._standstill = StandstillDetector(state, queries, divergence, shutdown)
         self._growth = Growth(state)
-        self._wait = HostWait(state, shutdown, registry, awaited or {}, now)
+        self._wait = HostWait(state, shutdown, registry, now)
         self._editors = EditorDebuggers(state, shutdown)
         self._requests = Requests(state, queries, divergence, stragglers, self._wait, self._editors)
         self._debugger = DebuggerTurns(state, shutdown)
-        self._interruption = Interruption(state, shutdown, queries, divergence, self._checks)
+        roster = registry.roster if registry is not None else None
+        self._interruption = Interruption(state, shutdown, queries, divergence, self._checks, roster)
         self._handlers = self._make_handlers()
         self._start_clocks(now)
 
@@ -143,6 +158,7 @@ class Head:
             StartupEvent: self._on_startup,
             StartFailed: self._on_start_failed,
             StopEvent: self._state.stop.handle,
+            LiveRanksAsked: self._survivors.handle,
             WorkerReport: self._workers.add_report,
             MpiImported: self._on_mpi_imported,
             RankReply: self._queries.handle,
@@ -162,6 +178,11 @@ class Head:
     @property
     def phase(self) -> JobPhase:
         return self._state.phase
+
+    @property
+    def told_step(self) -> ToldStep | None:
+        """The steps that the program has told, as far as the flight recorders were read."""
+        return find_told_step(self._state.flights)
 
     @property
     def hosts(self) -> Mapping[int, str]:
@@ -185,6 +206,8 @@ class Head:
         actions += self._end_if_diverged(now)
         if self.phase is JobPhase.TERMINATING:
             actions += [*self._debugger.close(now), *self._editors.close(now)]
+        if not self._state.is_healthy:
+            self._time.close(now)
         return [*actions, *self._conclusion.conclude_if_over(now)]
 
     def _find_stranger(self, event: Event) -> int | None:
@@ -201,14 +224,16 @@ class Head:
 
     def _end_if_diverged(self, now: float) -> list[Action]:
         """End the job at once, with --lockstep fail, if ranks were found out of step."""
-        if self._state.lockstep != LOCKSTEP_FAIL or not self._divergence.reports.divergences:
-            return []
+        if self._state.lockstep != LOCKSTEP_FAIL or not self._divergence.reports.shown:
+            return self._standstill.start_if_diverged(now)
         return self._shutdown.abort(JobOutcome(EndReason.DIVERGED, decided_at=now), now)
 
     # ---- start-up
 
     def _on_startup(self, event: StartupEvent, now: float) -> list[Action]:
         if self.phase is not JobPhase.STARTING:
+            if isinstance(event, AgentReport):
+                self._startup.add_late(event)
             return []
         was_waiting = self._wait.is_waiting
         back = self._wait.handle_report(event, now) if isinstance(event, AgentReport) else []
@@ -228,6 +253,7 @@ class Head:
             return actions
         self._state.enter(JobPhase.RUNNING)
         self._state.run_at = now
+        self._time.start(now)
         self._state.timers.cancel(Timer.STARTUP, Timer.PROGRESS)
         self._state.platform = self._startup.platform
         self._checks.start(now)
@@ -277,13 +303,16 @@ class Head:
     def _on_failed(self, event: Failed, now: float) -> list[Action]:
         self._workers.add_failure(event, now)
         handed = self._remove_debugger(event.rank, now)
-        return [*handed, *self._shutdown.on_failure(event.rank, now), *self._on_program_ended(event.rank, now)]
+        asked = self._shutdown.on_asked_ended(event.rank, now, finished=False)
+        return [*handed, *asked, *self._shutdown.on_failure(event.rank, now), *self._on_program_ended(event.rank, now)]
 
     def _on_done(self, event: Done, now: float) -> list[Action]:
         self._workers.add_done(event.rank, now)
         self._divergence.remove_rank(event.rank, now)
         handed = [*self._remove_debugger(event.rank, now), *self._state.stop.agree()]
-        return [*handed, *self._on_program_ended(event.rank, now)]
+        asked = self._shutdown.on_asked_ended(event.rank, now, finished=True)
+        handed += self._survivors.on_done(event.rank)
+        return [*handed, *asked, *self._on_program_ended(event.rank, now)]
 
     def _on_exited(self, event: WorkerExited, now: float) -> list[Action]:
         handed = self._remove_debugger(event.rank, now)
@@ -304,7 +333,8 @@ class Head:
 
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:
         """Handle the end of a rank's program, successful or not."""
-        return [*self._leave_if_all_ended(now), *self._requests.remove_rank(rank)]
+        told = self._survivors.on_ended(rank, now)
+        return [*told, *self._leave_if_all_ended(now), *self._requests.remove_rank(rank)]
 
     def _leave_if_all_ended(self, now: float) -> list[Action]:
         if self.phase is JobPhase.TERMINATING:
@@ -313,7 +343,8 @@ class Head:
             return []
         if not self._workers.working_count:
             return self._shutdown.leave(now)
-        self._checks.start_early_exit_checks(now)
+        if not self._survivors.are_kept:
+            self._checks.start_early_exit_checks(now)
         return []
 
     # ---- time

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+
+from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
@@ -14,6 +15,7 @@ from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
+from jaxrun.spec.job.fault_spec import FaultSpec
 
 FIRST_PROGRESS_S = 2.0  # until the ranks that the start-up, or the end of the job, waits for are printed
 PROGRESS_INTERVAL_S = 1.0  # until they are printed again, if that replaces the line
@@ -33,8 +35,7 @@ class JobPhase(enum.Enum):
     OVER = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLimits:
+class TimeLimits(Struct, frozen=True):
     """Time limits in seconds; None and 0 mean no limit.
 
     init:          until all have joined
@@ -42,11 +43,13 @@ class TimeLimits:
     grace:         until SIGKILL, for exit handlers after a failure, and for a rank that Ctrl-C does not reach
     signal_grace:  until SIGKILL, for ranks that were asked to end by SIGTERM or KeyboardInterrupt
     stall:         without progress, until the job is stopped
+    learns_stall:  the least `stall` that is learned from the times between calls; None if none is learned
     stall_notice:  without progress, until a notice says who waits for whom
     save:          before the end of `job` and before `ends_at`, for the program to stop by itself
     ends_at:       when a scheduler ends the job, in seconds since the epoch
     unhurried:     no `grace` applies once all programs have ended: commands around the ranks still write their files
     grow:          minimum run time of the program on fewer hosts, before checking for others
+    teardown:      until SIGKILL, for ranks that handle SIGTERM, after the failure of another; None for the default
     """
 
     init: float
@@ -59,10 +62,46 @@ class TimeLimits:
     ends_at: float | None = None
     unhurried: bool = False
     grow: float | None = None
+    teardown: float | None = None
+    learns_stall: float | None = None
 
 
-@dataclass(slots=True)
-class HeadState:
+class ToldStall(Struct, frozen=True):
+    """A stall of which a notice has told, in words: who waits for whom. Times are seconds since the epoch.
+
+    who_waits:  what each rank did, to compare it with a later notice's
+    """
+
+    finding: str
+    who_waits: Hashable
+    progress_at: float
+    told_at: float
+
+
+class HeadOptions(Struct, frozen=True):
+    """What a job asks of its head.
+
+    interface:  the address on rank 0's host for the coordinator; empty until all agents on other hosts have reported
+    chaos:      the faults to inject
+    debug:      all ranks wait at first for an editor
+    cores:      for all ranks; 0 if nobody wants to know whether they are too few
+    keep_survivors:  the job goes on if a rank other than 0 fails
+    lockstep, no_terminal, requeue, drains, post_mortem:  as in a HeadState
+    """
+
+    interface: str = ""
+    lockstep: str = LOCKSTEP_OFF
+    chaos: Sequence[FaultSpec] = ()
+    no_terminal: str = ""
+    requeue: bool = False
+    debug: bool = False
+    post_mortem: bool = False
+    drains: bool = False
+    keep_survivors: bool = False
+    cores: int = 0
+
+
+class HeadState(Struct):
     """The state shared by the head's state machines. Only `enter` changes the phase, only `decide` the outcome.
 
     lockstep:        the value of --lockstep
@@ -75,12 +114,12 @@ class HeadState:
     run_at:          when the program started; None if it has not
     flights:         the content of the flight recorders at the last reading, by rank
     straggler:       the rank, or the host, for which the others wait, if there is one
+    stall:           what the last notice has told, as long as there is no progress
     stop_requested:  someone asked to stop the job, possibly while it was already ending
     is_terminal_closed:  the job is ending, so no rank gets the terminal any more
     at_prompt:       the ranks that a person debugs in the terminal, or that wait for it
     in_editor:       the ranks that a person debugs from an editor
     drained:         the agents that have got SIGTERM because their pod goes away; 0 for the launcher
-    stop:            cooperative stop (`should_stop`): the job runs until the program exits
     """
 
     workers: WorkerTable
@@ -96,18 +135,23 @@ class HeadState:
     run_at: float | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
     straggler: Straggler | None = None
+    stall: ToldStall | None = None
     stop_requested: bool = False
     is_terminal_closed: bool = False
     at_prompt: set[int] = field(default_factory=set)
     in_editor: set[int] = field(default_factory=set)
     drained: set[AgentId] = field(default_factory=set)
-    stop: StopAgreement = field(init=False)
-    _clock_holders: set[Hashable] = field(default_factory=set, init=False)
-    _phase: JobPhase = field(default=JobPhase.STARTING, init=False)
-    _outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK), init=False)
+    _stop: StopAgreement | None = None
+    _clock_holders: set[Hashable] = field(default_factory=set)
+    _phase: JobPhase = JobPhase.STARTING
+    _outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK))
 
-    def __post_init__(self) -> None:
-        self.stop = StopAgreement(self.workers)
+    @property
+    def stop(self) -> StopAgreement:
+        """Cooperative stop (`should_stop`): the job runs until the program exits."""
+        if self._stop is None:
+            self._stop = StopAgreement(self.workers)
+        return self._stop
 
     @property
     def phase(self) -> JobPhase:

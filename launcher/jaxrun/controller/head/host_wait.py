@@ -11,13 +11,13 @@ A person or a cluster starts the command of a host again, and its agent connects
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.timers import Timer
+from jaxrun.controller.seat import Wait
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport
 from jaxrun.records.event_log.actions import Action, LookForHosts, PrintLine
@@ -32,15 +32,6 @@ _NO_WAIT_WITH_MPI = (
 _START_S = 10.0  # for the agent that is started on a host that was found
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitedHost:
-    """A host that was lost; times are seconds since the epoch."""
-
-    name: str
-    since: float
-    until: float
-
-
 class HostWait:
     """The hosts that one attempt waits for."""
 
@@ -49,24 +40,26 @@ class HostWait:
         state: HeadState,
         shutdown: JobShutdown,
         registry: AgentRegistry | None,
-        awaited: Mapping[AgentId, str],
         now: float,
     ) -> None:
-        """`awaited` are the agents that are missing when the attempt begins, with the names of their hosts."""
+        """Wait for the agents that the roster of the registry misses when the attempt begins."""
         self._state = state
         self._shutdown = shutdown
         self._registry = registry
-        self._hosts: dict[AgentId, AwaitedHost] = {}
-        for agent, name in awaited.items():
+        for agent, name in (registry.roster.missing() if registry is not None else {}).items():
             self._add(agent, name, now)
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._hosts)
+        return bool(self._awaited)
+
+    @property
+    def _awaited(self) -> Mapping[AgentId, Wait]:
+        return self._registry.roster.awaited if self._registry is not None else {}
 
     def describe(self, now: float) -> str:
         """`waiting for h2 (rank 1), 9 min 50 s more`; empty if no host is awaited."""
-        if not self._hosts:
+        if not self._awaited:
             return ""
         return f"waiting for {self._names()}, {format_seconds(self._until - now)} more (--wait-hosts)"
 
@@ -77,28 +70,27 @@ class HostWait:
             return False
         if registry.complete or (registry.is_started_by_hand and event.agent == 0):
             return False
-        registry.remove(event.agent)
         self._add(event.agent, self._state.workers.hosts[registry.agents[event.agent][0]], now)
         return True
 
     def handle_report(self, report: AgentReport, now: float) -> list[Action]:
         """Handle an agent's report: the agent may have been awaited, on the same host or another one."""
-        host = self._hosts.pop(report.agent, None)
-        if host is None:
+        wait = self._registry.roster.stop_waiting(report.agent) if self._registry is not None else None
+        if wait is None:
             return []
-        if not self._hosts:
+        if not self._awaited:
             self._state.timers.cancel(Timer.HOST_WAIT, Timer.HOST_LOOK)
         ranks = self._format_ranks([report.agent])
-        after = f"after {format_seconds(now - host.since)}"
-        if report.host == host.name and now < host.since + SAID_AFTER_S:
+        after = f"after {format_seconds(now - wait.since)}"
+        if report.host == wait.host and now < wait.since + SAID_AFTER_S:
             return []
-        if report.host == host.name:
-            return [PrintLine(f"{host.name} ({ranks}) is back {after}")]
-        return [PrintLine(f"{report.host} takes the place of {host.name} ({ranks}) {after}")]
+        if report.host == wait.host:
+            return [PrintLine(f"{wait.host} ({ranks}) is back {after}")]
+        return [PrintLine(f"{report.host} takes the place of {wait.host} ({ranks}) {after}")]
 
     def handle_found(self, event: HostsFound, now: float) -> list[Action]:
         """A look for hosts is over. The agents on those that were found are being started."""
-        if self._hosts:
+        if self._awaited:
             wait = _START_S if event.hosts else LOOK_INTERVAL_S
             self._state.timers.set(Timer.HOST_LOOK, now + wait, self._look)
         return []
@@ -114,11 +106,11 @@ class HostWait:
 
     @property
     def _until(self) -> float:
-        return min(host.until for host in self._hosts.values())
+        return min(wait.until for wait in self._awaited.values())
 
     def _add(self, agent: AgentId, name: str, now: float) -> None:
         assert self._registry is not None
-        self._hosts[agent] = AwaitedHost(name, now, now + self._registry.job.host_wait)
+        self._registry.roster.wait_for(agent, Wait(name, now, now + self._registry.job.host_wait))
         self._state.timers.set(Timer.HOST_WAIT, now + SAID_AFTER_S, self._on_timer)
         if not self._registry.is_started_by_hand:
             self._state.timers.set(Timer.HOST_LOOK, now, self._look)
@@ -130,12 +122,12 @@ class HostWait:
         return [PrintLine(self.describe(now))]
 
     def _look(self, now: float) -> list[Action]:
-        return [LookForHosts(tuple(self._hosts))]
+        return [LookForHosts(tuple(self._awaited))]
 
     def _give_up(self, now: float) -> list[Action]:
         assert self._registry is not None
-        ranks = tuple(rank for agent in self._hosts for rank in self._registry.agents[agent])
-        was = "was" if len({host.name for host in self._hosts.values()}) == 1 else "were"
+        ranks = tuple(rank for agent in self._awaited for rank in self._registry.agents[agent])
+        was = "was" if len({wait.host for wait in self._awaited.values()}) == 1 else "were"
         waited = format_seconds(self._registry.job.host_wait)
         text = f"{self._names()} {was} not back within {waited} (--wait-hosts)"
         return self._shutdown.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, not_back=ranks, decided_at=now), now)
@@ -144,8 +136,8 @@ class HostWait:
 
     def _names(self) -> str:
         by_name: dict[str, list[AgentId]] = {}
-        for agent, host in self._hosts.items():
-            by_name.setdefault(host.name, []).append(agent)
+        for agent, wait in self._awaited.items():
+            by_name.setdefault(wait.host, []).append(agent)
         return ", ".join(f"{name} ({self._format_ranks(agents)})" for name, agents in by_name.items())
 
     def _format_ranks(self, agents: list[AgentId]) -> str:

@@ -8,45 +8,55 @@
     SIGUSR2    The same, where it is Slurm's warning of the time limit (--requeue).
     In a pod   SIGTERM says that this pod goes away. Where the job waits for the pod that takes its place
                (--wait-hosts), only the attempt ends, as above; the other pods keep their agents.
+    To a rank  SIGTERM that something else sends to one rank is JAX's notice of preemption: a program that polls
+               should_stop is asked to stop, on all ranks, and any other job goes on.
     Ctrl-Z     SIGTSTP: all ranks are stopped, and this process, until SIGCONT (`fg`). Time limits stand still.
 
-Ranks that are late get SIGTERM, are asked where they are, and are killed. A second signal kills all at once, and those
-whose agents then do not answer are not waited for.
+All ranks are asked where they are before such a signal reaches them: the job may hang because of an exception that one
+of them handles. Ranks that are late get SIGTERM, are asked again, and are killed. A second signal kills all at once,
+and those whose agents then do not answer are not waited for.
 """
 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.job_shutdown import UNANSWERED_S, JobShutdown
 from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
-from jaxrun.controller.head.timers import Timer
+from jaxrun.controller.head.timers import Then, Timer
 from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.controller.roster import Roster
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled
+from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.worker_messages import PreemptionNotice
 from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
 from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
-InterruptionEvent = LauncherSignalled | AgentSignalled | SignalRequested | ParentExited | Resumed
+InterruptionEvent = LauncherSignalled | AgentSignalled | SignalRequested | ParentExited | Resumed | PreemptionNotice
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal both to the process and to its group
 KILL_DELAY_S = 1.0  # for late ranks to report where they are
 
 
-@dataclass(slots=True)
-class Interruption:
+class Interruption(Struct):
     _state: HeadState
     _shutdown: JobShutdown
     _queries: RankQueries
     _divergence: DivergenceDetector
     _checks: HealthChecks
+    _roster: Roster | None = None  # of a job over hosts
     _late: tuple[int, ...] = ()
+    _places: JobOutcome | None = None  # its stacks and the like: where the ranks were when the signal came
     _stop_signal: tuple[int, float] | None = None  # the signal that asked a polling program to stop, and when
     _drained_at: dict[AgentId, float] = field(default_factory=dict)  # when a pod was told that it goes away
 
@@ -66,6 +76,8 @@ class Interruption:
                 return [SignalRanks(ranks, event.signum)] if ranks else []
             case Resumed():
                 return self._resume(event.paused_s)
+            case PreemptionNotice():
+                return self._on_preemption_notice(now)
             case AgentSignalled() if not self._state.is_healthy:
                 return []
         return self._on_signal(event.signum, now)
@@ -103,11 +115,16 @@ class Interruption:
             if signum == signal.SIGUSR1 or (signum == signal.SIGUSR2 and not self._state.requeue):
                 return [SignalRanks(working, signum)] if working else []
             if signum == signal.SIGQUIT:
-                return self._queries.show(now)
+                return [*self._describe_agents(), *self._queries.show(now)]
         if self._is_repeated(signum, now):
             return []
         is_running = phase is JobPhase.RUNNING and not self._state.waits_at_start
         return self._begin(signum, now) if is_running else self.end_at_once(signum, now)
+
+    def _describe_agents(self) -> list[Action]:
+        """Print which agents are not as usual, if there are such."""
+        text = self._roster.describe() if self._roster is not None else ""
+        return [PrintLine(f"agents: {text}")] if text else []
 
     def _suspend(self) -> list[Action]:
         ranks = self._workers.live
@@ -127,8 +144,25 @@ class Interruption:
             return self._divergence.give_up_waiting(now)
         hurry = not self._state.is_healthy
         if self._state.is_healthy:
-            self._state.decide(JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now))
+            self._decide(JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now))
         return self._shutdown.kill_all(now, hurry=hurry)
+
+    def _decide(self, outcome: JobOutcome) -> None:
+        """Decide how the job ends, with the places of the ranks if they are known already."""
+        self._state.decide(outcome if self._places is None else _with_places(outcome, self._places))
+
+    def _ask_places(self, now: float, then: Then | None = None) -> list[Action]:
+        """Ask all ranks where they are, for the verdict, and call `then` once they have answered or had their time."""
+
+        def keep(replies: Replies, now: float) -> list[Action]:
+            places = self._queries.outcome(EndReason.INTERRUPTED, replies, now)
+            self._places = replace(places, is_explained=self._checks.have_explained(replies, now))
+            outcome = self._state.outcome
+            if outcome.reason is EndReason.INTERRUPTED:
+                self._state.decide(_with_places(outcome, self._places))
+            return then(now) if then is not None else []
+
+        return self._queries.ask_stacks(self._workers.working, keep, now)
 
     def begin_stop(self, reason: str, now: float, grace: float | None = None, signum: int = 0) -> list[Action]:
         """Ask the program to stop, because of `reason`: all of its ranks at the same step, and those that do not poll
@@ -148,6 +182,7 @@ class Interruption:
             self._stop_signal = signum, now
             self._shutdown.start_grace(now, grace, self._on_grace_over)
             text += f"; {_describe_grace(grace)}"
+            actions = [*self._ask_places(now), *actions]
         return [PrintLine(text), *actions] if text else actions
 
     def _begin(self, signum: int, now: float) -> list[Action]:
@@ -162,13 +197,17 @@ class Interruption:
             self._state.timers.set(Timer.INTERRUPT, now + self._state.limits.grace, self._end_not_interrupted)
             self._shutdown.start_grace(now, self._state.limits.signal_grace, self._on_grace_over)
             text = f"Ctrl-C: KeyboardInterrupt in {format_ranks(ranks)}; another Ctrl-C kills at once"
-            return [PrintLine(text), SignalRanks(ranks, signal.SIGINT)]
+            return [PrintLine(text), *self._ask_places(now), SignalRanks(ranks, signal.SIGINT)]
         name = signal.Signals(signum).name
         if not self._workers.listening:
             self._state.decide(replace(self._state.outcome, unheard=True))
+            self._state.enter(JobPhase.TERMINATING)
             text = f"{name}: no rank handles SIGTERM; stopping {plural(len(ranks), 'rank')}"
-            return [PrintLine(text), *self._shutdown.kill_all(now)]
+            return [PrintLine(text), *self._ask_places(now, self._kill_unheard)]
         return self._send_termination(signum, name, now, self._state.limits.signal_grace)
+
+    def _kill_unheard(self, now: float) -> list[Action]:
+        return self._shutdown.kill_all(now) if self._state.phase is JobPhase.TERMINATING else []
 
     def _send_termination(self, signum: int, reason: str, now: float, grace: float) -> list[Action]:
         """Send SIGTERM to a program that listens to it and does not poll; if it polls later, it is asked then."""
@@ -177,7 +216,32 @@ class Interruption:
         self._state.enter(JobPhase.TERMINATING)
         self._shutdown.start_grace(now, grace, self._on_grace_over)
         text = f"{reason}: asked {format_ranks(ranks)} to end (SIGTERM); {_describe_grace(grace)}"
-        return [PrintLine(text), SignalRanks(ranks, signal.SIGTERM), *self._state.stop.request(reason)]
+        ask = self._ask_places(now)
+        return [PrintLine(text), *ask, SignalRanks(ranks, signal.SIGTERM), *self._state.stop.request(reason)]
+
+    def _on_preemption_notice(self, now: float) -> list[Action]:
+        """Handle that something else than jaxrun has sent SIGTERM to one rank, which JAX has handled.
+
+        JAX's notice does not say to which rank; that rank's stderr does, unless the program has silenced JAX's log.
+        """
+        stop = self._state.stop
+        if self._state.phase is not JobPhase.RUNNING or stop.reason:
+            return []
+        if stop.polling:
+            self._state.stop_requested = True
+            did = f"asked {format_ranks(stop.polling)} to stop (should_stop)"
+        else:
+            heard = "JAX says so to a program that asks for it (should_stop, reached_preemption_sync_point)"
+            how = "" if self._workers.listening else "; to end the job, send SIGTERM to jaxrun"
+            did = f"{heard}; the job goes on{how}"
+
+        def tell(replies: Replies, now: float) -> list[Action]:
+            ranks = [rank for rank, reply in replies.items() if reply.got_sigterm]
+            who = format_ranks_on_hosts(ranks, self._workers.hosts) if ranks else "one rank"
+            return [PrintLine(f"SIGTERM to {who}, not by jaxrun: {did}")]
+
+        requests = stop.request("SIGTERM to one rank, not by jaxrun")
+        return [*requests, *self._queries.ask(self._workers.live, RankDetail.SIGTERM, tell, now)]
 
     def _is_repeated(self, signum: int, now: float) -> bool:
         """Whether the signal repeats the one that already ends the job, or asks it to stop."""
@@ -209,7 +273,7 @@ class Interruption:
         if self._state.phase is JobPhase.RUNNING:  # a program that polls has not ended after the signal
             assert self._stop_signal is not None
             signum, asked_at = self._stop_signal
-            self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=asked_at))
+            self._decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=asked_at))
             self._state.enter(JobPhase.TERMINATING)
         return self._end_late(self._workers.live_not_reported or self._workers.live, now)
 
@@ -221,9 +285,14 @@ class Interruption:
             return []
         heading = f"{self._describe_late(self._late or tuple(replies), now)} · "
         outcome = self._state.outcome
-        stacks, waits = {**outcome.stacks, **stacks_of(replies)}, {**outcome.kernel_waits, **kernel_waits_of(replies)}
-        self._state.decide(replace(outcome, stacks=stacks, kernel_waits=waits))
-        return [PrintSnapshot(self._queries.snapshot(replies, now), heading), *self._kill_late(now)]
+        stacks, waits = (
+            {**outcome.late_stacks, **stacks_of(replies)},
+            {**outcome.late_waits, **kernel_waits_of(replies)},
+        )
+        snapshot = self._queries.snapshot(replies, now)
+        is_explained = outcome.is_explained or bool(wait_graph_of(snapshot).unseen_errors)
+        self._state.decide(replace(outcome, late_stacks=stacks, late_waits=waits, is_explained=is_explained))
+        return [PrintSnapshot(snapshot, heading), *self._kill_late(now)]
 
     def _kill_late(self, now: float) -> list[Action]:
         """Kill the late ranks; rank 0 with the last of the others, because JAX aborts ranks without its coordinator."""
@@ -249,6 +318,18 @@ class Interruption:
         self._late = ranks
         self._state.timers.set(Timer.KILL, now + KILL_DELAY_S, self._kill_late)
         return [*self._queries.ask_stacks(ranks, self._on_late_stacks, now), SignalRanks(ranks, signal.SIGTERM)]
+
+
+def _with_places(outcome: JobOutcome, places: JobOutcome) -> JobOutcome:
+    return replace(
+        outcome,
+        stacks=places.stacks,
+        kernel_waits=places.kernel_waits,
+        flights=places.flights,
+        platform=places.platform,
+        helpers=places.helpers,
+        is_explained=places.is_explained,
+    )
 
 
 def _describe_grace(grace: float) -> str:

@@ -4,6 +4,13 @@ After a failure, the others are stopped only once its root cause is known, becau
 Workers that have reported their failure get the grace to run their exit handlers; JAX would abort them without the
 coordinator, so rank 0, which holds it, is then only frozen, and killed last.
 
+The others are killed, at once or after SIGTERM:
+
+    with --grace, if a program handles SIGTERM   they have that time, and are killed once all that handle it have ended
+    on GPUs                                      they have TEARDOWN_S: a process that dies while it exchanges data over
+                                                 NVLink can fault its peers; soon all wait for the rank that failed
+    else                                         at once, as JAX would swallow SIGTERM
+
 A stopped agent, or one on a swapping host, does not report its worker's end: the job ends without it after a while.
 """
 
@@ -16,6 +23,7 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
 from jaxrun.controller.head.divergence_reports import DivergenceReports
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase
+from jaxrun.controller.head.survivors import Survivors
 from jaxrun.controller.head.timers import Then, Timer
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.debugger_messages import DebuggerDecision
@@ -28,22 +36,29 @@ SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequ
 ROOT_CAUSE_WAIT_S = 0.5  # wait for the root cause while only consequences are known
 UNANSWERED_S = 10.0  # for agents to report the end of the workers that were killed
 UNANSWERED_HURRY_S = 2.0  # the same after a second signal
+TEARDOWN_S = 2.0  # on GPUs, between SIGTERM and SIGKILL for ranks that have not failed
 MISMATCH_REPORTS_WAIT_S = 1.0  # for all ranks that know of a mismatch to raise it
 
 
+_GPU = "gpu"  # JAX's name of the platform
+
+
 class JobShutdown:
-    def __init__(self, state: HeadState, reports: DivergenceReports) -> None:
-        """`reports` knows which ranks were told that they differ.
+    def __init__(self, state: HeadState, reports: DivergenceReports, survivors: Survivors) -> None:
+        """`reports` knows which ranks were told that they differ, and `survivors` whether the job goes on without one.
 
         unanswered:  the ranks whose end was not reported
         """
         self._state = state
         self._workers = state.workers
         self._reports = reports
+        self._survivors = survivors
         self._culprits: list[int] = []
         self._debugged: int | None = None  # the culprit, with --pdb
         self._job_ends_at: float | None = None  # at the first failure, by --timeout
         self._rank_0_is_frozen = False
+        self._asked: set[int] = set()  # live ranks with SIGTERM that have time to end
+        self._over: set[int] = set()  # the ranks among them whose program has ended
         self._all_killed_at: float | None = None
         self.unanswered: tuple[int, ...] = ()
 
@@ -99,6 +114,8 @@ class JobShutdown:
     # ---- after a failure
 
     def on_failure(self, rank: int, now: float) -> list[Action]:
+        if rank in self._workers.lost or self._survivors.go_on_without(rank):
+            return self._survivors.on_loss(rank, now)
         if self._state.is_healthy:
             self._state.decide(JobOutcome(EndReason.FAILED, decided_at=now))
             self._job_ends_at = self._state.timers.ends_at(Timer.JOB, now)
@@ -166,15 +183,74 @@ class JobShutdown:
         others = f"; stopping {plural(len(victims), 'other')}" if victims else ""
         told = [rank for rank in self._workers.waiting_for_debugger if rank != self._debugged]
         refusals = [Send(tuple(told), DebuggerDecision(False))] if told else []
-        return [PrintLine(f"{self._describe_culprits()}{others}"), *refusals, *self._stop_victims(victims, now)]
+        asked, seconds = self._who_may_end(victims)
+        if asked:
+            others += f" (SIGTERM; SIGKILL follows in {seconds:g} s)"
+            ends = self._ask_victims(victims, asked, now, seconds)
+        else:
+            ends = self._stop_victims(victims, now)
+        return [PrintLine(f"{self._describe_culprits()}{others}"), *refusals, *ends]
+
+    def _who_may_end(self, victims: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+        """Return for which ranks SIGKILL waits after SIGTERM, and for how long; none if it comes at once."""
+        given = self._state.limits.teardown
+        handling = tuple(rank for rank in self._workers.handling_sigterm if rank in victims)
+        if handling and given:
+            return handling, given
+        if self._state.platform == _GPU and given != 0:
+            return victims, min(TEARDOWN_S, given or TEARDOWN_S)
+        return (), 0.0
+
+    def _ask_victims(
+        self, victims: tuple[int, ...], asked: tuple[int, ...], now: float, seconds: float
+    ) -> list[Action]:
+        """Send SIGTERM to the victims, and kill them once the `asked` ones have ended, or after this time.
+
+        Whatever they report from now on is a consequence.
+        """
+        self._state.enter(JobPhase.STOPPING)
+        self._workers.mark_asked(victims)
+        self._asked = set(asked)
+        self._state.timers.set(Timer.TEARDOWN, now + seconds, self._end_teardown)
+        if self._workers.live_reported:
+            self._state.timers.set(Timer.GRACE, now + self._state.limits.grace, self._on_grace_over)
+        self._start_progress(now)
+        return [SignalRanks(victims, signal.SIGTERM)]
+
+    def on_asked_ended(self, rank: int, now: float, *, finished: bool) -> list[Action]:
+        """Handle that a program has ended to which SIGTERM was sent; `finished`: so have its exit handlers."""
+        if rank not in self._asked:
+            return []
+        self._over.add(rank)
+        if not finished:
+            return self._end_teardown_if_over(now)
+        self._asked.discard(rank)
+        leave: list[Action] = [Send((rank,), Exit())] if rank else []
+        return [*leave, *self._end_teardown_if_over(now)]
+
+    def _end_teardown_if_over(self, now: float) -> list[Action]:
+        """Kill the rest once all ranks have ended that had time. Rank 0 leaves last, as it has the coordinator."""
+        if self._state.timers.at(Timer.TEARDOWN) is None:
+            return []
+        self._asked &= set(self._workers.live)
+        if self._workers.live == (0,) and 0 in self._over:
+            return [Send((0,), Exit())]
+        return [] if self._asked else self._end_teardown(now)
+
+    def _end_teardown(self, now: float) -> list[Action]:
+        self._state.timers.cancel(Timer.TEARDOWN)
+        self._asked.clear()
+        victims = self._workers.live_without_failure
+        return self._stop_victims(victims, now) if victims else self._release_rank_0_if_last()
 
     def _stop_victims(self, victims: tuple[int, ...], now: float) -> list[Action]:
         """Kill the ranks that have reported no failure; the others are killed when the grace is over."""
         live = self._workers.live
         if len(victims) == len(live):
             return self.kill_all(now)
+        until = self._state.timers.at(Timer.GRACE)
         self._state.enter(JobPhase.STOPPING)
-        self.start_grace(now, self._state.limits.grace, self._on_grace_over)
+        self.start_grace(now, self._state.limits.grace if until is None else until - now, self._on_grace_over)
         if live == (0,):
             return self._release_rank_0()
         if 0 in victims:
@@ -192,7 +268,8 @@ class JobShutdown:
             self._fail_if_leaving(now)
         if self._state.phase is JobPhase.DEBUGGING and self._workers.any_live:
             return self._on_debugged_lost(event.rank, now)
-        return [*self._release_rank_0_if_last(), *self.settle(now, event.rank)]
+        rest = self._end_teardown_if_over(now)
+        return [*rest, *self._release_rank_0_if_last(), *self.settle(now, event.rank)]
 
     def _on_debugged_lost(self, rank: int, now: float) -> list[Action]:
         """Stop the job if no culprit is left to be debugged."""
@@ -222,7 +299,7 @@ class JobShutdown:
             self._state.timers.set(Timer.SETTLE, now + SETTLE_S, self.settle)
         if self._state.phase is JobPhase.DEBUGGING and self._workers.any_live:
             return self._on_debugged_lost(rank, now)
-        return self._release_rank_0_if_last()
+        return [*self._end_teardown_if_over(now), *self._release_rank_0_if_last()]
 
     # ---- waiting for ranks that should end
 
@@ -249,14 +326,25 @@ class JobShutdown:
 
     def describe_wait(self, now: float) -> str:
         """Write `waiting for ranks 2-3 (h1) to end; SIGKILL in 12 s`."""
-        killed_at = self._state.timers.at(Timer.GRACE)
-        then = f"; SIGKILL in {killed_at - now:.0f} s" if killed_at is not None else ""
+        then = self._describe_kill(now)
         given_up_at = self._state.timers.at(Timer.UNANSWERED)
         if given_up_at is not None:
             then = f", which was sent SIGKILL; jaxrun gives it up in {given_up_at - now:.0f} s"
         is_stopping = self._state.phase is JobPhase.STOPPING  # rank 0 may only be kept alive for the others
         ranks = (is_stopping and self._workers.live_reported) or self._workers.live
         return f"waiting for {format_ranks_on_hosts(ranks, self._workers.hosts)} to end{then}"
+
+    def _describe_kill(self, now: float) -> str:
+        """Write `; SIGKILL in 12 s`. Ranks that Ctrl-C does not reach have less time than those that handle it."""
+        killed_at, earlier = self._state.timers.at(Timer.GRACE), self._state.timers.at(Timer.INTERRUPT)
+        unreached = self._workers.not_interrupted if earlier is not None else ()
+        for_whom = ""
+        if unreached and earlier is not None and (killed_at is None or earlier < killed_at):
+            killed_at = earlier
+            if set(unreached) != set(self._workers.live):
+                ranks = format_ranks_on_hosts(unreached, self._workers.hosts)
+                for_whom = f" for {ranks}, which Ctrl-C has not reached"
+        return f"; SIGKILL in {max(0.0, killed_at - now):.0f} s{for_whom}" if killed_at is not None else ""
 
     def _fail_if_leaving(self, now: float) -> None:
         if self._state.phase is JobPhase.LEAVING and self._state.outcome.reason is EndReason.OK:

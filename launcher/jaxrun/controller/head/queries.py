@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
-from jaxrun.analysis.diagnosis.helpers import Helpers, LostThread, helpers_of
+from msgspec import Struct
+
+from jaxrun.analysis.diagnosis.helpers import Helpers, helpers_of
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S, ProcessIdentity, locate_ranks
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
+from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.flight import Flight
@@ -24,6 +26,7 @@ from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.records.event_log.actions import Action, PrintSnapshot, Send
 
+_HELD_UP_S = 1.0  # that a straggler waits for others; less happens because hosts do not answer at the same moment
 _REPLY_TIMEOUT_S = 1.5  # an agent waits at most half a second for stacks
 _MORE_S = {
     RankDetail.NATIVE_STACKS: NATIVE_STACKS_TIMEOUT_S,
@@ -35,8 +38,7 @@ Replies = Mapping[int, RankReply]  # of all ranks that were asked, in order
 Continuation = Callable[[Replies, float], list[Action]]
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(Struct):
     """A query that some ranks have not answered yet."""
 
     then: Continuation
@@ -132,17 +134,25 @@ class RankQueries:
             flights=dict(self._state.flights),
             helpers=self.helpers(replies, now),
             finished=workers.live_reported,
-            straggler=self._state.straggler,
+            straggler=self.straggler(replies),
             platform=self._state.platform,
             natives={rank: reply.native_stacks for rank, reply in replies.items()} if native else None,
             nccl=nccl,
         )
 
+    def straggler(self, replies: Replies) -> Straggler | None:
+        """Return who slows the others down; None while it has to wait for others itself."""
+        found, flights = self._state.straggler, flights_of(replies)
+        graph = find_wait_graph(flights)
+        known = [rank for rank in found.ranks if rank in flights] if found is not None else []
+        is_held_up = [graph.waiting_s(rank, flights[rank], replies[rank].time) >= _HELD_UP_S for rank in known]
+        return None if is_held_up and all(is_held_up) else found
+
     def helpers(self, replies: Replies, now: float) -> dict[int, Helpers]:
         """Return the threads and processes that these ranks have started."""
         failures = {rank: own_thread_failures(self._state.workers.outcome(rank, now)) for rank in replies}
-        lost = {rank: tuple(LostThread(one.thread, one.error) for one in found) for rank, found in failures.items()}
-        return helpers_of(replies, lost)
+        lost = {rank: self._state.workers.lost_pool_workers(rank) for rank in replies}
+        return helpers_of(replies, failures, lost)
 
     def outcome(self, reason: EndReason, replies: Replies, now: float) -> JobOutcome:
         """Return the outcome of a job that ends because of where its ranks are."""

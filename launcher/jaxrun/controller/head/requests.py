@@ -1,9 +1,16 @@
-"""Answers requests of other processes to a running job (protocol/job_messages.py): stacks, overviews, profiles."""
+"""Answers requests of other processes to a running job (protocol/job_messages.py): stacks, overviews, profiles.
+
+Whatever handling a request raises, then or when ranks have replied, is its last answer: it never ends the job.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.snapshot import Overview, find_end
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, plan_profile, steps_in
@@ -11,7 +18,7 @@ from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.editor_debuggers import EditorDebuggers
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.host_wait import HostWait
-from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
+from jaxrun.controller.head.queries import Continuation, RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
@@ -29,9 +36,10 @@ from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun.records.event_log.actions import Action, AnswerRequest, Send
 from jaxrun.records.event_log.events import Requested, RequestEnded, RequestInput
-from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
+from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, plural
 
 RequestEvent = Requested | RequestInput | RequestEnded | ProfileEnded
+T = TypeVar("T")
 _PHASES = {JobPhase.STARTING: "starting", JobPhase.RUNNING: "running"}
 
 
@@ -61,23 +69,37 @@ class Requests:
             case ProfileEnded():
                 return self._profiles.handle_ended(event)
             case RequestInput():
-                return self._editors.handle_input(event, now)
+                return self._contain(event.number, self._editors.handle_input, event, now)
             case RequestEnded():
-                return self._editors.handle_end(event, now)
+                return self._contain(event.number, self._editors.handle_end, event, now)
+            case Requested():
+                return self._contain(event.number, self._handle_request, event, now)
+
+    def _contain(self, number: str, handle: Callable[[T, float], list[Action]], subject: T, now: float) -> list[Action]:
+        """Return the actions of `handle`; if it fails, give up the request `number`, and answer it with the error."""
+        try:
+            return handle(subject, now)
+        except Exception as error:
+            self._profiles.forget(number)
+            return [*self._editors.forget(number, now), _refuse(number, _describe_fault(error))]
+
+    def _handle_request(self, event: Requested, now: float) -> list[Action]:
         number, workers = event.number, self._state.workers
         if self._state.phase is JobPhase.CONCLUDING:
             return [AnswerRequest(number, Answer(AnswerState.REFUSED, "the job is ending"))]
         match event.request:
             case ProfileRequest():
-                return self._profiles.handle_request(number, event.request, now)
+                order = partial(self._contain, number, self._profiles.order)
+                return self._profiles.handle_request(number, event.request, order, now)
             case DebugRequest():
                 return self._editors.handle_request(number, event.request, now)
             case GoRequest():
                 return self._editors.handle_go(number, now)
             case OverviewRequest():
-                return self._queries.ask(workers.live, RankDetail.VITALS, partial(self._answer_overview, number), now)
+                then = partial(self._contain, number, partial(self._answer_overview, number))
+                return self._queries.ask(workers.live, RankDetail.VITALS, then, now)
             case StacksRequest(native=native):
-                then = partial(self._answer_stacks, number, native)
+                then = partial(self._contain, number, partial(self._answer_stacks, number, native))
                 return self._queries.ask_stacks(workers.working, then, now, native=native)
 
     def _answer_stacks(self, number: str, native: bool, replies: Replies, now: float) -> list[Action]:
@@ -88,7 +110,7 @@ class Requests:
             snapshot = self._queries.snapshot(replies, now, native=native, nccl=nccl)
             return [AnswerRequest(number, Answer(AnswerState.DONE, content=snapshot))]
 
-        return [*self._queries.ask_nccl(replies, answer, now), *actions]
+        return [*self._queries.ask_nccl(replies, partial(self._contain, number, answer), now), *actions]
 
     def _answer_overview(self, number: str, replies: Replies, now: float) -> list[Action]:
         workers = self._state.workers
@@ -102,19 +124,29 @@ class Requests:
             vitals={rank: replace(reply, flight=Flight()) for rank, reply in replies.items() if reply.number},
             ends={rank: end for rank, end in ends if end is not None},
             calls_per_step=steps_in(self._state.flights),
-            straggler=self._state.straggler,
+            straggler=self._queries.straggler(replies),
+            stall=self._describe_stall(replies, now),
             awaited=self._host_wait.describe(now),
             debugged=tuple(sorted(self._state.debugged)),
         )
         return [AnswerRequest(number, Answer(AnswerState.DONE, content=overview))]
+
+    def _describe_stall(self, replies: Replies, now: float) -> str:
+        """Write what the last notice of a stall has told, unless a rank has come to a call since; else empty."""
+        stall = self._state.stall
+        if stall is None:
+            return ""
+        ages = [reply.time - came_at for reply in replies.values() if (came_at := reply.flight.came_at)]
+        if ages and min(ages) < now - stall.told_at:
+            return ""
+        return f"no progress for {format_seconds(now - stall.progress_at)}: {stall.finding}"
 
 
 _TOO_EARLY = "not all ranks have made a cross-process call yet"
 _OFF = "the job runs with --lockstep off, so its ranks' calls are unknown: start it without that option"
 
 
-@dataclass(slots=True)
-class _Profile:
+class _Profile(Struct):
     """The profile that is being taken: `waiting` are the ranks that have not answered yet."""
 
     number: str
@@ -133,7 +165,8 @@ class Profiles:
         self._queries = queries
         self._current: _Profile | None = None
 
-    def handle_request(self, number: str, request: ProfileRequest, now: float) -> list[Action]:
+    def handle_request(self, number: str, request: ProfileRequest, order: Continuation, now: float) -> list[Action]:
+        """Ask all ranks for their calls; `order` is called with their replies, and continues with `order` below."""
         if self._state.lockstep == LOCKSTEP_OFF:
             return [_refuse(number, _OFF)]
         if self._current is not None:
@@ -143,9 +176,14 @@ class Profiles:
             return [_refuse(number, _TOO_EARLY, again=True) if starting else _refuse(number, "the job is ending")]
         ranks = tuple(self._state.workers.working)
         self._current = _Profile(number, request, ranks, set(ranks))
-        return self._queries.ask(ranks, RankDetail.CALLS, self._order, now)
+        return self._queries.ask(ranks, RankDetail.CALLS, order, now)
 
-    def _order(self, replies: Replies, now: float) -> list[Action]:
+    def forget(self, number: str) -> None:
+        """Give up the profile of this request, if it is the current one."""
+        if self._current is not None and self._current.number == number:
+            self._current = None
+
+    def order(self, replies: Replies, now: float) -> list[Action]:
         """Order the profile, now that the recorders have been read."""
         profile = self._current
         if profile is None or profile.calls:
@@ -203,6 +241,15 @@ class Profiles:
 def _refuse(number: str, text: str, *, again: bool = False) -> AnswerRequest:
     """Refuse a request. `again`: the same request may succeed in a moment."""
     return AnswerRequest(number, Answer(AnswerState.REFUSED, text, {"again": again}))
+
+
+def _describe_fault(error: Exception) -> str:
+    """Describe an error that only a fault in jaxrun can have caused."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    place = f"{at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno}" if at is not None else "?"
+    return f"jaxrun failed at this request: {type(error).__name__}: {error} ({place}); please report this"
 
 
 def _describe_early_end(profile: _Profile) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState
@@ -17,6 +18,7 @@ from jaxrun.protocol.snapshot_messages import RankReply
 IDLE_CPU_FRACTION = 0.05  # of a core: a process that uses less is waiting
 _MIN_FILE_BYTES = 65536  # between two checks: a process that reads or writes less is not loading or saving anything
 _CHECKS_PER_LIMIT = 4
+_LEARNED_MULTIPLE = 5.0  # of the longest time between two calls, with --stall-timeout auto
 _CHECKS_PER_NOTICE = 3  # the last two with stacks, which must agree
 _MAX_CHECK_INTERVAL_S = 60.0  # for a job that has stood still for a long time
 # So that the checks of thousands of ranks cost the head at most a hundredth of its time.
@@ -39,8 +41,7 @@ _EARLY_EXIT_CONFIRM_S = 2.0  # between the two checks that must agree
 _LOCKS = {Activity.THREAD, Activity.ASLEEP, Activity.FILE_LOCK}
 
 
-@dataclass(frozen=True, slots=True)
-class StallCheck:
+class StallCheck(Struct, frozen=True):
     """The result of one snapshot.
 
     idle_s:   seconds since the job made progress
@@ -74,6 +75,7 @@ class StallDetector:
     ) -> None:
         """`limit`, `notice`: --stall-timeout and --stall-notice in seconds; without either, nothing is checked."""
         self.limit = limit or math.inf
+        self.longest_s: float | None = None  # the longest time between two calls, if the limit was learned from it
         self._notice = notice or math.inf
         self._polls = polls
         self._progress_at = now
@@ -86,6 +88,11 @@ class StallDetector:
     @property
     def is_needed(self) -> bool:
         return math.isfinite(self.next_check_s)
+
+    def learn_limit(self, longest_s: float, least_s: float) -> None:
+        """Set the limit by the longest time between two calls that was seen, but not below `least_s` seconds."""
+        self.longest_s, self.limit = longest_s, max(least_s, _LEARNED_MULTIPLE * longest_s)
+        self.next_check_s = min(self.next_check_s, self.limit / _CHECKS_PER_LIMIT)
 
     def discount(self, seconds: float) -> None:
         """Discount a time in which someone suspended the whole job."""

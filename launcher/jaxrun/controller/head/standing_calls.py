@@ -7,7 +7,8 @@ meanwhile, and sleeps; without the last condition, it might be computing with it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.analysis.lockstep.compare import Compilation
 from jaxrun.controller.head.queries import Replies
@@ -18,8 +19,7 @@ _MIN_GAP_S = 0.5  # between the two times; the kernel counts CPU time in steps o
 _MAX_RANKS = 64  # asked for stacks at once
 
 
-@dataclass(slots=True)
-class _Standing:
+class _Standing(Struct):
     """When a rank was first seen at a site, and from when on it counts as standing there."""
 
     site: int

@@ -14,7 +14,8 @@ DeviceReport of every rank      ──▶ Run to all                    JAX must
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry
@@ -84,6 +85,11 @@ class Startup:
     def is_checking(self) -> bool:
         """Whether agents may run --host-check."""
         return self._registry is not None and bool(self._registry.job.host_check) and not self._registry.complete
+
+    def add_late(self, report: AgentReport) -> None:
+        """Note the report of an agent that comes when the job has started, or ends."""
+        if self._registry is not None:
+            self._registry.add_late(report)
 
     def has_hello(self, rank: int) -> bool:
         return rank in self._hellos

@@ -8,9 +8,11 @@ while others waited, shortly before the straggler came to a call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from jaxrun.analysis.lockstep.call_waits import Party, find_waits
+from msgspec import Struct
+from msgspec.structs import replace
+
+from jaxrun.analysis.lockstep.call_waits import CallWait, Party, find_waits
 from jaxrun.analysis.lockstep.straggler import Straggler, WaitTotals
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState
@@ -41,6 +43,7 @@ class StragglerDetector:
         self._is_asking = False
         self._now = 0.0
         self._recorded: Straggler | None = None
+        self.new_waits: dict[str, list[CallWait]] = {}  # in the calls that were compared last, by group
 
     def _judge(self) -> Straggler | None:
         """Return the straggler, if there is one and the others certainly wait for it."""
@@ -114,11 +117,13 @@ class StragglerDetector:
 
     def _compare(self, flights: Mapping[int, Flight], now: float) -> None:
         self._now = now
+        self.new_waits = {}
         offsets = self._offsets(flights, now)
         if offsets is None:
             return
         parties: dict[int, Party] = {rank: (rank,) for rank in self._hosts}
-        self._by_rank.add(find_waits(flights, offsets, parties, self._by_rank.last_numbers))
+        self.new_waits = find_waits(flights, offsets, parties, self._by_rank.last_numbers)
+        self._by_rank.add(self.new_waits)
         by_host = _ranks_by_host(self._hosts)
         if 1 < len(by_host) < len(self._hosts):
             parties = {rank: by_host[host] for rank, host in self._hosts.items()}
@@ -140,6 +145,15 @@ class StragglerDetector:
         else:
             known.last_at, known.last_s = now, seconds
 
+    def core_waits(self) -> dict[int, float]:
+        """Return by rank how long its threads wait for a core, in seconds per second."""
+        return {rank: wait.share(self._started_at) for rank, wait in self._core_waits.items()}
+
+    def clock_offset(self, now: float) -> float:
+        """Return the offset to add to times of the rank 0; 0.0 if unknown, or on this host."""
+        found = self._clocks.offset(0, now) if self._clocks is not None else None
+        return found.offset_s if found is not None else 0.0
+
     def _offsets(self, flights: Mapping[int, Flight], now: float) -> dict[int, float] | None:
         """Return the offset to add to the times of each rank; None as long as some clock is unknown."""
         if self._clocks is None:
@@ -159,7 +173,7 @@ class StragglerDetector:
 
     def _lacks_cores(self, found: Straggler) -> bool:
         """Whether the straggler has only waited longer than others for a core of its host."""
-        shares = {rank: wait.share(self._started_at) for rank, wait in self._core_waits.items()}
+        shares = self.core_waits()
         own = [share for rank, share in shares.items() if rank in found.ranks]
         others = [share for rank, share in shares.items() if rank not in found.ranks]
         return bool(own and others) and _mean(own) - _mean(others) >= _CORE_SHARE * found.net_share
@@ -176,8 +190,7 @@ class StragglerDetector:
         return [RecordStraggler(straggler)]
 
 
-@dataclass(slots=True)
-class _CoreWait:
+class _CoreWait(Struct):
     """Seconds that threads of a rank had waited for a core at two times."""
 
     first_at: float

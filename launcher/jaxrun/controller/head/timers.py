@@ -24,6 +24,7 @@ class Timer(enum.IntEnum):
     SETTLE = enum.auto()  # after a failure: the failures that came with it have arrived
     ROOT_CAUSE = enum.auto()  # after a failure: there are only consequences, and their cause has not arrived
     INTERRUPT = enum.auto()  # after Ctrl-C: KeyboardInterrupt should have been raised in all ranks
+    TEARDOWN = enum.auto()  # ranks that were sent SIGTERM after the failure of another have had their time
     GRACE = enum.auto()  # --grace: workers that were asked to end have not
     KILL = enum.auto()  # workers that are late have been sent SIGTERM
     UNANSWERED = enum.auto()  # workers were killed, but their end was not reported
@@ -34,6 +35,7 @@ class Timer(enum.IntEnum):
     STALL_CHECK = enum.auto()  # --stall-timeout, --stall-notice: is there any progress?
     EARLY_EXIT_CHECK = enum.auto()  # some ranks have finished: do the others wait for them?
     DIVERGENCE_CHECK = enum.auto()  # do the flight recorders agree?
+    STANDSTILL_CHECK = enum.auto()  # the ranks are out of step: do they still make calls?
     HOST_WAIT = enum.auto()  # --wait-hosts: a lost host is not back; say so, or give it up
     HOST_LOOK = enum.auto()  # --wait-hosts: look for lost hosts again
     GROW = enum.auto()  # --grow: are there more hosts again?
@@ -43,9 +45,12 @@ class Timer(enum.IntEnum):
     HANDOVER = enum.auto()  # the rank that has the terminal has not come back from a step, and others wait
     MISMATCH = enum.auto()  # the ranks differ in this call: report it
     COMPILATION_CHECK = enum.auto()  # some ranks compile for a call: what do the others do?
+    ENTERED_CHECK = enum.auto()  # no rank has left the call that it has entered: which one is it?
     MEMORY = enum.auto()  # a host's memory will soon be full: its agents have had time to report
-    DEBUGGER_START = enum.auto()  # this rank has not connected its debugger
+    DEBUGGER_START = enum.auto()  # this rank has not connected its debugger, or not let go of it
     DETAILS = enum.auto()  # the details of the programs in this divergence have not arrived
+    CALL_ORDER = enum.auto()  # the ranks' next calls may show how they came to differ, or a NaN may end the job
+    LEFT = enum.auto()  # a rank has ended well while others work (--keep-survivors): do they wait for it?
 
 
 # Timers that count the program's own time. They stand still while someone is at a debugger's prompt,
@@ -62,6 +67,7 @@ LASTING = (
     Timer.COMPILATION_CHECK,
     Timer.DEBUGGER_START,
     Timer.DETAILS,
+    Timer.CALL_ORDER,
 )
 
 

@@ -7,14 +7,17 @@ mpirun or srun.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.controller.head.consistency import Expected, describe_different_devices, refuse
 from jaxrun.errors import NotUniformError, UsageError
 from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.env import attempt_nonce
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
 from jaxrun.spec.job.plan import Plan, Worker
@@ -26,21 +29,21 @@ Reported = tuple[int, AgentReport]  # a rank, and the report of its agent
 Number = TypeVar("Number", bound=int)
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(HidesFields, frozen=True):
     """The launcher's settings for the workers of all hosts.
 
     user_env:          the environment that the user gives them
     run_dir, log_dir:  of the job, and of the attempt's logs; empty if it leaves no files
     """
 
-    user_env: Mapping[str, str] = field(repr=False)
+    hidden = frozenset({"user_env"})
+
+    user_env: Mapping[str, str]
     run_dir: str = ""
     log_dir: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Struct, frozen=True):
     """The workers that all agents start.
 
     starts:     by rank

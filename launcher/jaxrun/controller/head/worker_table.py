@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
+
+from jaxrun.analysis.diagnosis.helpers import LostPoolWorker
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, WorkerOutcome
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import CheckpointSaved
-from jaxrun.protocol.worker_messages import Failed, Interrupted, SignalHandlers, ThreadFailed
+from jaxrun.protocol.worker_messages import Failed, Interrupted, PoolWorkerDied, SignalHandlers, ThreadFailed
 from jaxrun.records.event_log.actions import Action
 
-WorkerReport = ThreadFailed | SignalHandlers | Interrupted | CheckpointSaved
+WorkerReport = ThreadFailed | PoolWorkerDied | SignalHandlers | Interrupted | CheckpointSaved
+_MAX_POOL_WORKERS = 8  # the last ones that have died are remembered
 
 
-@dataclass(slots=True)
-class _Worker:
+class _Worker(Struct):
     spawned: bool = False
     finished: bool = False
     killed_by_launcher: bool = False
+    asked_to_end: bool = False  # after the failure of another
     ends_at: float | None = None  # when the worker first showed that it was ending
     failure: Failed | None = None
     thread_failures: list[ThreadFailed] = field(default_factory=list)
+    lost_pool_workers: deque[LostPoolWorker] = field(default_factory=lambda: deque(maxlen=_MAX_POOL_WORKERS))
     exit: WorkerExited | None = None
     lost_reason: str = ""
     injected_faults: list[InjectedFault] = field(default_factory=list)
@@ -40,6 +45,7 @@ class WorkerTable:
         # Kept in addition to the table, so that one event does not cost a walk over all ranks.
         self._live: set[int] = set()
         self._working: set[int] = set()
+        self._lost: set[int] = set()
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -55,6 +61,20 @@ class WorkerTable:
     def working(self) -> tuple[int, ...]:
         """The live ranks whose program has not ended with status 0."""
         return tuple(sorted(self._working))
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks that have failed while the others went on (--keep-survivors)."""
+        return tuple(sorted(self._lost))
+
+    def add_lost(self, rank: int) -> None:
+        """Note that the others go on without this rank, whose process may take a while to end."""
+        self._lost.add(rank)
+        self._working.discard(rank)
+
+    def working_of(self, ranks: Iterable[int]) -> set[int]:
+        """Return those of these ranks that are working."""
+        return self._working.intersection(ranks)
 
     @property
     def working_count(self) -> int:
@@ -108,6 +128,10 @@ class WorkerTable:
         running = (r for r in self.working if workers[r].failure is None and not workers[r].interrupted)
         return tuple(rank for rank in running if not ((handlers := workers[rank].handlers) and handlers.interrupt))
 
+    def lost_pool_workers(self, rank: int) -> tuple[LostPoolWorker, ...]:
+        """Return the last workers of the rank's process pools that have died."""
+        return tuple(self._workers[rank].lost_pool_workers)
+
     def has_worker(self, rank: int) -> bool:
         return self._workers[rank].spawned
 
@@ -128,7 +152,8 @@ class WorkerTable:
         self._set_end_time(rank, now)
 
     def add_failure(self, failure: Failed, now: float) -> None:
-        self._workers[failure.rank].failure = failure
+        if not self._workers[failure.rank].asked_to_end:
+            self._workers[failure.rank].failure = failure
         self._set_end_time(failure.rank, now)
 
     def add_report(self, report: WorkerReport, now: float) -> list[Action]:
@@ -136,6 +161,8 @@ class WorkerTable:
         match report:
             case ThreadFailed():
                 worker.thread_failures.append(report)
+            case PoolWorkerDied():
+                worker.lost_pool_workers.append(LostPoolWorker(now, report.status, report.pid))
             case SignalHandlers():
                 worker.handlers = report
             case Interrupted():
@@ -162,6 +189,18 @@ class WorkerTable:
             worker.ends_at = None
         self._set_end_time(rank, now)
 
+    @property
+    def handling_sigterm(self) -> tuple[int, ...]:
+        """The ranks whose program runs and has a handler of its own for SIGTERM."""
+        workers = self._workers
+        return tuple(rank for rank in self.listening if (found := workers[rank].handlers) and found.own_termination)
+
+    def mark_asked(self, ranks: Iterable[int]) -> None:
+        """Note that these ranks were sent SIGTERM: what they report from now on is a consequence."""
+        for rank in ranks:
+            self._workers[rank].asked_to_end = True
+        self.mark_killed(ranks)
+
     def mark_killed(self, ranks: Iterable[int]) -> None:
         """Note that the launcher kills these ranks; a rank that has reported a failure keeps that as its reason."""
         for rank in ranks:
@@ -186,6 +225,7 @@ class WorkerTable:
             status=worker.exit.status if worker.exit else None,
             failure=worker.failure,
             thread_failures=tuple(worker.thread_failures),
+            lost_pool_workers=tuple(worker.lost_pool_workers),
             crash_dump=worker.exit.crash_dump if worker.exit else "",
             stderr_tail=worker.exit.stderr_tail if worker.exit else "",
             killed_by_launcher=worker.killed_by_launcher,

@@ -1,4 +1,4 @@
-"""Runs one job from its first process to its exit code.
+"""Runs one job from its first process to its exit code. controller/roster.py knows who has which place in the job.
 
 | module                          | contents                                                                   |
 |---------------------------------|----------------------------------------------------------------------------|
@@ -8,12 +8,11 @@
 | remote_job                      | runs the attempts of a job whose agents are on other hosts                 |
 | attempt_loop, dispatcher        | one attempt: events to the head and the event log, actions executed        |
 | remote_agents                   | the agents of one attempt on other hosts: reports, orders, losses          |
-| admission                       | which agents are admitted to an attempt, and which are refused             |
-| agent_connections               | their connections, silent hosts, flow control of output                    |
-| contests                        | two agents that claim one place (--wait-hosts)                             |
+| transport, remote_output        | their connections, which outlive attempts; flow control of output          |
+| host_watches                    | silent hosts                                                               |
+| job_history                     | the attempts of a job so far, and whether there is another                 |
 | kept_record                     | what agents keep of the job for another head                               |
 | earlier_head                    | continues the job of a head that was lost, as agents know it               |
-| spare_agents                    | the agents that wait on spare hosts                                        |
 | losses                          | which agent, host or launch command went first                             |
 | next_attempt_hosts              | where the next attempt runs                                                |
 | quarantine_decision             | which lost hosts to avoid from now on                                      |

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from jaxrun.controller.supervisor.head_name import check_is_head, say_who_is_missing
 from jaxrun.controller.supervisor.remote_job import Endpoint
@@ -25,6 +26,7 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.agent_messages import Shutdown
 from jaxrun.protocol.connect import HeadAddress
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.names import TOKEN
 from jaxrun.records.termination_log import write_termination_log
 from jaxrun.spec.backends.manual import plan_attached
@@ -36,11 +38,12 @@ from jaxrun.terminal import print_notice
 from jaxrun.text import format_ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
+class Rendezvous(HidesFields, frozen=True):
     """Where the parts of a job meet; `token` and `head` are empty if they were not given."""
 
-    token: str = field(repr=False)
+    hidden = frozenset({"token"})
+
+    token: str
     head: tuple[Address, ...]
     file: RendezvousFile
 

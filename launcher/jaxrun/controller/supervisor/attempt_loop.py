@@ -15,18 +15,22 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import Struct
+
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.verdict.restarts import stall_patience
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
+from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
 from jaxrun.controller.supervisor.notifier import Notifier
+from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.signals import SignalPipe
@@ -43,8 +47,10 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.forkserver_messages import Preloaded
-from jaxrun.protocol.job_record import AttemptEnd
+from jaxrun.protocol.hidden_fields import HidesFields
+from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.names import GANG_ADDRESS, POD_MARKER
+from jaxrun.protocol.worker_messages import Done, Failed
 from jaxrun.records.event_log.actions import (
     Action,
     Finish,
@@ -61,21 +67,21 @@ from jaxrun.records.event_log.event_log import LoggedMessage
 from jaxrun.records.event_log.events import Event, FreshInterpreters, Resumed, TerminalLine
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir
-from jaxrun.spec.job.options import PRELOAD_AUTO
+from jaxrun.spec.job.option_checks import PRELOAD_AUTO
+from jaxrun.spec.job.option_kinds import AUTO_S
 from jaxrun.spec.job.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Supervision:
+class Supervision(HidesFields, frozen=True):
     """What all attempts of a job share.
 
-    started:  when the job began, in seconds since the epoch
-    continued_at:  when this launcher has continued a job that an earlier head had begun; None if it has begun the job
-    ends:     how the attempts under that head have ended
+    history:  the attempts that other launchers have made; when the job began
     clock:    returns seconds since the epoch
     """
 
-    environ: Mapping[str, str] = field(repr=False)
+    hidden = frozenset({"environ"})
+
+    environ: Mapping[str, str]
     directory: RunDir
     output: Output
     signals: SignalPipe
@@ -84,13 +90,16 @@ class Supervision:
     terminal: Terminal
     server: JobServer
     notifier: Notifier
-    started: float
-    continued_at: float | None = None
-    ends: tuple[AttemptEnd, ...] = ()
+    train_job: TrainJobStatus
+    history: JobHistory
+
+    @property
+    def started(self) -> float:
+        """When the job began, in seconds since the epoch."""
+        return self.history.started
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptResult:
+class AttemptResult(Struct, frozen=True):
     """How an attempt ended; `hosts` has the host of each rank, as far as it was known then."""
 
     outcome: JobOutcome
@@ -124,6 +133,7 @@ class AttemptLoop:
         self.loop = loop = EventLoop(shared.clock)
         self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.server, shared.clock, attempt)
         self._output = shared.output
+        self._output.set_hosts(lambda: dispatcher.hosts)
         self._terminal = shared.terminal
         self._signals = shared.signals
         self._arrived: deque[int] = deque()  # signals that were not handled yet
@@ -137,6 +147,8 @@ class AttemptLoop:
         shared.guard.attach(loop, SIGNALS, self._notify)
         loop.add_poller(self._output.flush_due)
         loop.add_timer(shared.notifier.deadline, shared.notifier.poll)
+        train_job = shared.train_job
+        loop.add_timer(train_job.deadline, lambda: train_job.update(dispatcher.told_step, shared.clock()))
         loop.add_timer(dispatcher.deadline, lambda: self._due.append(dispatcher.handle_timeouts()))
 
     @property
@@ -175,6 +187,8 @@ class AttemptLoop:
             case ForkingDeclined():
                 self.record(FreshInterpreters(message.reason))
             case _:
+                if isinstance(message, (Done, Failed)):
+                    self._output.note_end(message.rank)
                 self.handle(message)
 
     def record(self, message: LoggedMessage) -> None:
@@ -231,12 +245,15 @@ class AttemptLoop:
         self.handle(Resumed(time.monotonic() - began))
 
 
-def make_head(plan: Plan, shared: Supervision, began: float, registry: AgentRegistry | None = None) -> Head:
-    """Make the head of an attempt that began at this time, in seconds since the epoch.
+def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: AgentRegistry | None = None) -> Head:
+    """Make the head of an attempt.
+
+    record:  what is known of the job as the attempt begins
 
     A `registry` decides the devices and the coordinator's interface once all agents report.
     """
-    job, before = plan.job, began - shared.started
+    job, began = plan.job, record.began
+    before = began - shared.started
     nonce = attempt_nonce(plan.job_id, plan.attempt)
     expected = Expected(len(plan.workers), nonce, job.platform, plan.local_devices)
     limits = TimeLimits(
@@ -244,29 +261,37 @@ def make_head(plan: Plan, shared: Supervision, began: float, registry: AgentRegi
         job=None if job.timeout is None else job.timeout - before,
         grace=job.failure_grace,
         signal_grace=job.signal_grace,
-        stall=job.stall_timeout,
+        stall=None if job.stall_timeout == AUTO_S else job.stall_timeout,
+        learns_stall=job.least_learned_stall and job.least_learned_stall * stall_patience(record.ends),
         stall_notice=job.stall_notice,
         save=job.save_time,
         ends_at=plan.ends_at,
         unhurried=bool(job.wrap) and job.grace is None,
         grow=job.grow_after if plan.is_smaller else None,
+        teardown=job.grace,
     )
-    interface = "" if registry else loopback_address()
-    awaited = {rank: host for agent, host in plan.awaited.items() for rank in plan.agents[agent]}
-    return Head(
-        plan.host_of | awaited,
-        expected,
-        limits,
-        interface,
-        began,
-        registry,
+    awaited = registry.roster.missing() if registry is not None else {}
+    asked = HeadOptions(
+        interface="" if registry else loopback_address(),
         lockstep=job.lockstep,
         chaos=job.chaos,
         no_terminal=why_no_terminal(plan),
-        agents=plan.agents,
         requeue=job.requeue,
         debug=job.debug and plan.attempt == 1,
         post_mortem=job.debug_post_mortem,
-        awaited=plan.awaited,
+        keep_survivors=job.keep_survivors,
         drains=plan.head_may_return and POD_MARKER in shared.environ,
+        cores=_cores_to_watch(plan, shared.environ) if registry is None else 0,
     )
+    hosts = plan.host_of | {rank: host for agent, host in awaited.items() for rank in plan.agents[agent]}
+    return Head(hosts, expected, limits, began, plan.agents, registry, asked)
+
+
+def _cores_to_watch(plan: Plan, environ: Mapping[str, str]) -> int:
+    """Return the number of this machine's cores that the ranks may use; 0 if a lack of cores is not worth a line.
+
+    Gangs print what their functions print, simulated hosts are several on purpose, and one line is enough for a job.
+    """
+    job = plan.job
+    is_unwanted = job.quiet or job.simulated_hosts or plan.attempt > 1 or GANG_ADDRESS in environ
+    return 0 if is_unwanted else len(os.sched_getaffinity(0))

@@ -11,29 +11,39 @@ makes the verdict and the exit code of the last attempt's outcome.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from jaxrun.analysis.lockstep.told_progress import find_told_step
 from jaxrun.analysis.verdict import decide
-from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
+from jaxrun.analysis.verdict.restarts import Restart, Stop, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.analysis.verdict.verdict import to_json as verdict_to_json
 from jaxrun.clock import Clock
 from jaxrun.controller.supervisor.attempt_loop import Supervision
-from jaxrun.controller.supervisor.job_report import describe_restart, open_output, report_verdict
+from jaxrun.controller.supervisor.job_history import JobHistory
+from jaxrun.controller.supervisor.job_report import (
+    describe_restart,
+    explain_missing_module,
+    open_output,
+    report_verdict,
+)
 from jaxrun.controller.supervisor.job_server import JobServer, open_server
 from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
 from jaxrun.controller.supervisor.notifier import Notifier
+from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.files.shared_memory import remove_all_of_job
+from jaxrun.node import early_signals
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
-from jaxrun.protocol.job_record import AttemptEnd, JobRecord
+from jaxrun.protocol.job_record import JobRecord
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
 from jaxrun.records.output.screen import HeldScreen
@@ -53,23 +63,22 @@ def supervision(
     environ: Mapping[str, str],
     directory: RunDir,
     guard: Guard,
-    started: float,
+    history: JobHistory,
     held: HeldScreen | None = None,
-    *,
-    continued_at: float | None = None,
-    ends: tuple[AttemptEnd, ...] = (),
 ) -> Iterator[Supervision]:
     """Open the resources that a job's attempts share; at the end nothing of the job is left on this host.
 
-    started, continued_at, ends:  as in a Supervision
-    held:     the screen, if another process has it
+    held:  the screen, if another process has it
     """
     with SignalPipe(LAUNCHER_SIGNALS) as signals:
+        if early_signals.was_interrupted():
+            signals.put_back((signal.SIGINT,))
         become_subreaper()
         server = None
         try:
             server, socket, trouble = open_server(plan.job_id, environ, is_named=directory.path is not None)
             output = open_output(plan, environ, directory, held, socket)
+            server.announce(directory.name)
             notifier = Notifier.of_job(plan, directory.name, environ, lambda text: output.print_line(f"jaxrun: {text}"))
             directory.on_event(partial(_publish, server, notifier))
             if trouble:
@@ -77,7 +86,8 @@ def supervision(
             if plan.job.pdb and (why := why_no_terminal(plan)):
                 output.print_line(f"jaxrun: --pdb does nothing: {why}")
             terminal = Terminal(output)
-            of_job = (server, notifier, started, continued_at, ends)
+            train_job = TrainJobStatus(environ, lambda text: output.print_line(f"jaxrun: {text}"))
+            of_job = (server, notifier, train_job, history)
             yield Supervision(environ, directory, output, signals, Clock(), guard, terminal, *of_job)
         finally:
             if server is not None:
@@ -97,13 +107,17 @@ def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int
     exit_code, headline, culprits = EXIT_SOFTWARE, "", tuple[int, ...]()
     try:
         verdict, outcome = run_attempts(plan, shared, job)
-        headline, culprits = verdict.headline if verdict.exit_code else "", verdict.culprits
+        verdict = explain_missing_module(verdict, outcome, plan.job, shared.environ)
+        headline, culprits = "\n".join(filter(None, (verdict.headline, verdict.reached))), verdict.culprits
+        headline = headline if verdict.exit_code else ""
+        shared.train_job.end(find_told_step(outcome.flights), time.time())
         write_termination_log(plan.job.termination_log, headline, shared.environ)
         shared.notifier.on_end(verdict)
         exit_code = report_verdict(
             verdict, outcome, shared.directory, shared.output, shared.signals, shared.server, quiet=plan.job.quiet
         )
         shared.notifier.wait(shared.signals, print_notice)
+        shared.signals.ignore_rest()
     finally:
         job.stop(exit_code, headline, culprits)
     return exit_code
@@ -114,18 +128,15 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
 
     Returns the verdict on the job, and the outcome of its last attempt.
     """
-    asked, started, history = plan.job, shared.started, shared.ends
-    first = plan.attempt - len(history)
-    earlier = shared.directory.earlier
-    began = started if shared.continued_at is None else shared.continued_at
+    asked, history = plan.job, shared.history
     known: Mapping[int, str] = {}  # the host of each rank in the attempt before
     while True:
-        record = _make_record(plan, shared, began, known, history, earlier)
+        earlier, record = history.verdicts, history.make_record(plan, shared.directory.name, known)
         verdict, outcome = _run_attempt(plan, shared, job, record)
-        history = (*history, summarize_end(outcome, has_run_before=any(v.run is not None for v in earlier)))
-        decision = decide_restart(history, asked.max_restarts, asked.restart_on, first_attempt=first)
-        began = time.time()
-        if isinstance(decision, Restart) and asked.timeout is not None and began >= started + asked.timeout:
+        history = history.add(verdict, summarize_end(outcome, has_run_before=history.has_run), time.time())
+        decision = history.decide(asked, plan.attempt)
+        over = asked.timeout is not None and history.began >= history.started + asked.timeout
+        if isinstance(decision, Restart) and over:
             decision = Stop("--timeout is over, which counts over all attempts")
         following = job.next_plan(plan, outcome) if isinstance(decision, Restart) else decision
         if isinstance(following, Stop):
@@ -134,10 +145,9 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
         code, seen = verdict.exit_code, (verdict.divergence, verdict.details)
         end = AttemptEnded(verdict.outcome, code, verdict.headline, verdict.log, *seen)
         # Verdict.json has the verdict on the whole job.
-        shared.directory.record(LoggedEvent(began, end, verdict.attempt))
+        shared.directory.record(LoggedEvent(history.began, end, verdict.attempt))
         news = following.host_notes[len(plan.host_notes) :]
         shared.output.print_line(describe_restart(verdict, decision, shared.directory.shown_path, news))
-        earlier = (*earlier, verdict)
         plan = replace(
             following,
             job=replace(following.job, chaos=outcome.faults_left),
@@ -145,31 +155,6 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
             restart_reason=verdict.headline.partition("\n")[0],
         )
         known = verdict.hosts if len(verdict.hosts) == len(plan.workers) else {}
-
-
-_RECORDED_VERDICTS = 20  # the latest attempts
-
-
-def _make_record(
-    plan: Plan,
-    shared: Supervision,
-    began: float,
-    known: Mapping[int, str],
-    history: tuple[AttemptEnd, ...],
-    earlier: tuple[Verdict, ...],
-) -> JobRecord:
-    """Return the record that agents keep from the start of an attempt on; `known` are hosts of the attempt before."""
-    latest = [replace(each, traceback="", details=()) for each in earlier[-_RECORDED_VERDICTS:]]
-    return JobRecord(
-        job_id=plan.job_id,
-        run_dir=shared.directory.name,
-        attempt=plan.attempt,
-        started=shared.started,
-        began=began,
-        hosts=plan.host_of | dict(known),
-        ends=history,
-        verdicts=tuple(map(verdict_to_json, latest)),
-    )
 
 
 def _run_attempt(

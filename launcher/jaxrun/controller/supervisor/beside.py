@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.errors import UnavailableError
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.job import Job
 
@@ -19,7 +19,7 @@ from jaxrun.spec.job.job import Job
 # those. The shell gives it no standard input, unless the screen needs the launcher's.
 _BACKGROUND = '"$@" &'
 _WITH_STDIN = 'exec 3<&0; "$@" 0<&3 3<&- &'
-_BACKLOG = 16
+_BACKLOG = 128  # connections that wait to be accepted, strangers' included
 
 
 def start_beside(command: Sequence[str], fd: int, *, has_stdin: bool = False) -> None:
@@ -37,12 +37,10 @@ def start_beside(command: Sequence[str], fd: int, *, has_stdin: bool = False) ->
 def listen_for_metrics(job: Job) -> socket.socket | None:
     """Open the port of --metrics; None without the option.
 
-    Raises UsageError and UnavailableError if it cannot be opened or served.
+    Raises UnavailableError if it cannot be opened or served.
     """
     if not job.metrics:
         return None
-    if job.no_run_dir:
-        raise UsageError("--metrics asks the job by its run directory, which --no-run-dir leaves out; give one of them")
     if find_spec("prometheus_client") is None:
         raise UnavailableError("--metrics needs prometheus_client; install it: pip install 'jaxrun[metrics]'")
     address, _, port = job.metrics.rpartition(":")

@@ -6,14 +6,25 @@ Parts of an action that need neither agents nor output, such as the answer to a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from jaxrun.analysis.verdict.phrasing import describe_loss
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.supervisor.job_server import JobServer
-from jaxrun.records.event_log.actions import Action, AnswerRequest, PrintLine, PrintSnapshot, PrintStallNotice
+from jaxrun.protocol.flight import ToldStep
+from jaxrun.records.event_log.actions import (
+    Action,
+    AnswerRequest,
+    PrintLine,
+    PrintLoss,
+    PrintSnapshot,
+    PrintStallNotice,
+)
 from jaxrun.records.event_log.event_log import LoggedEvent, LoggedMessage, find_message
 from jaxrun.records.event_log.events import Event, Tick
 from jaxrun.records.rundir.rundir import RunDir
+from jaxrun.text import agree, format_ranks
 
 
 class Dispatcher:
@@ -32,6 +43,10 @@ class Dispatcher:
     @property
     def hosts(self) -> Mapping[int, str]:
         return self._head.hosts
+
+    @property
+    def told_step(self) -> ToldStep | None:
+        return self._head.told_step
 
     def handle(self, event: Event) -> list[Action]:
         self._log(event)
@@ -56,7 +71,9 @@ class Dispatcher:
         if isinstance(action, PrintSnapshot):
             return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")
         if isinstance(action, PrintStallNotice):
-            return PrintLine(format_stall_notice(action.snapshot, action.idle_s, self._files.shown_path))
+            return PrintLine(_format_notice(action, self._files.shown_path))
+        if isinstance(action, PrintLoss):
+            return PrintLine(_format_loss(action, self.hosts))
         if isinstance(action, AnswerRequest):
             self._server.answer(action.number, action.answer)
         return action
@@ -65,3 +82,16 @@ class Dispatcher:
         found = find_message(thing)
         if found is not None:
             self.record(*found)
+
+
+def _format_loss(loss: PrintLoss, hosts: Mapping[int, str]) -> str:
+    what = describe_loss(loss.worker, hosts, loss.run_at)
+    failure = loss.worker.failure
+    others = f"{format_ranks(loss.others)} {agree('goes', len(loss.others))} on (--keep-survivors)"
+    return f"{what}; {others}" + (f"\n{failure.traceback.rstrip()}" if failure is not None else "")
+
+
+def _format_notice(notice: PrintStallNotice, run_dir: Path | None) -> str:
+    return format_stall_notice(
+        notice.snapshot, notice.idle_s, run_dir, limit_s=notice.limit_s, is_as_before=notice.is_as_before
+    )

@@ -8,39 +8,37 @@ job continues. If all hosts are there and none has a record, a new job begins.
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 
-from jaxrun.analysis.verdict import verdict as verdict_file
-from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, lost_with_head
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from jaxrun.analysis.verdict.restarts import Stop, lost_with_head
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.controller.supervisor.agent_connections import AgentConnection, ConnectedAgent
+from jaxrun.controller.seat import LinkId
+from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.remote_job import HeadPort
+from jaxrun.controller.supervisor.transport import AgentConnection, ConnectedAgent, LinkHandler, Transport
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, ProtocolError, UnavailableError
-from jaxrun.node.agent.agent import LISTENER, MESSAGES, SIGNALS
-from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
+from jaxrun.node.agent.agent import LISTENER, SIGNALS
+from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, STOPPING, SignalPipe
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentConnected, AgentToHead, Shutdown
-from jaxrun.protocol.job_record import AttemptEnd, JobRecord
+from jaxrun.protocol.job_record import JobRecord
 from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 from jaxrun.text import format_ranges
 
 _SAID_INTERVAL_S = 10.0  # between two lines about hosts that are missing
-_ANSWERING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SEND_S = 1.0  # for the last message to leave
-_POLL_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class FoundAgents:
+class FoundAgents(Struct, frozen=True):
     """The agents that have come before the job began.
 
     record:  of the job that continues; None where a new one begins
@@ -79,8 +77,9 @@ class _Arrival:
         self._numbers = {agent: number for number, agent in enumerate(sorted(plan.agents))}
         self._loop = loop = EventLoop(time.monotonic)
         self._signals = SignalPipe(LAUNCHER_SIGNALS)
-        self._agents: dict[AgentConnection, AgentId] = {}
-        self._messages: dict[AgentConnection, list[AgentToHead]] = {}
+        self._transport = port.transport
+        self._agents: dict[LinkId, AgentId] = {}
+        self._messages: dict[LinkId, list[AgentToHead]] = {}
         self._record: JobRecord | None = None
         self._host = ""
         self._signum = 0
@@ -89,6 +88,7 @@ class _Arrival:
         self._said_at = self._began
         loop.add_timer(lambda: min(self._until, self._said_at + _SAID_INTERVAL_S), self._say_who_is_missing)
         port.listener.attach(loop, LISTENER, self._on_peer, expected=len(self._awaited))
+        self._transport.attach(loop, LinkHandler(self._on_messages, self._on_lost, self._on_nonsense))
 
     def run(self) -> FoundAgents:
         with self._signals as signals:
@@ -96,12 +96,13 @@ class _Arrival:
             while not self._is_over:
                 self._loop.run_once()
             if self._signum:
-                dismiss(self._agents, Shutdown(EXIT_SIGNAL_BASE + self._signum))
+                dismiss(self._transport, Shutdown(EXIT_SIGNAL_BASE + self._signum))
                 raise EndedEarlyError(self._signum)
         found = (ConnectedAgent(agent, one, tuple(self._messages[one])) for one, agent in self._agents.items())
         return FoundAgents(tuple(found), self._record, self._host)
 
     def close(self) -> None:
+        self._transport.detach()
         self._loop.close()
 
     @property
@@ -115,29 +116,26 @@ class _Arrival:
         return is_known or bool(self._signum) or time.monotonic() >= self._until
 
     def _on_peer(self, peer: Peer) -> None:
-        connection: AgentConnection = AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags)
-        self._agents[connection] = AgentId(peer.number)
-        self._messages[connection] = []
-        self._loop.add_reader(connection.fileno(), MESSAGES, partial(self._read, connection))
+        link = self._transport.add(AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags))
+        self._agents[link], self._messages[link] = AgentId(peer.number), []
+        self._transport.watch(link)
 
-    def _read(self, connection: AgentConnection) -> None:
-        try:
-            arrived = connection.receive()
-        except ProtocolError as error:
-            connection.lost_reason, arrived = str(error), []
+    def _on_messages(self, link: LinkId, arrived: Sequence[AgentToHead]) -> None:
         for message in arrived:
             if isinstance(message, AgentConnected) and message.record is not None:
                 if self._record is None:
                     self._record, self._host = message.record, message.host
                 message = replace(message, record=None)
-            self._messages[connection].append(message)
-        if connection.lost_reason:
-            self._loop.remove_reader(connection.fileno())
-            connection.close()
-            del self._agents[connection], self._messages[connection]
+            self._messages[link].append(message)
+
+    def _on_lost(self, link: LinkId, why: str, is_silent: bool) -> None:
+        del self._agents[link], self._messages[link]
+
+    def _on_nonsense(self, link: LinkId, error: ProtocolError) -> None:
+        self._transport.spoil(link, str(error))
 
     def _on_signals(self) -> None:
-        self._signum = next((one for one in self._signals.receive() if one in _ANSWERING), self._signum)
+        self._signum = next((one for one in self._signals.receive() if one in STOPPING), self._signum)
 
     def _say_who_is_missing(self) -> None:
         now = time.monotonic()
@@ -150,38 +148,28 @@ class _Arrival:
         print_notice(f"host 0 of {len(self._numbers)} waits for {noun} {format_ranges(missing, ',')} {waited}")
 
 
-def dismiss(connections: Iterable[AgentConnection], order: Shutdown) -> None:
+def dismiss(transport: Transport, order: Shutdown) -> None:
     """Tell agents that there is nothing for them to do."""
-    waiting = tuple(connections)
-    for connection in waiting:
-        connection.send(order)
-    until = time.monotonic() + _SEND_S
-    while any(one.flush_due() is not None for one in waiting) and time.monotonic() < until:
-        time.sleep(_POLL_S)
-    for connection in waiting:
-        connection.close()
+    transport.send_all(order)
+    transport.flush(_SEND_S)
+    transport.close()
 
 
-@dataclass(frozen=True, slots=True)
-class BegunJob:
+class BegunJob(Struct, frozen=True):
     """A job that this launcher begins, or continues in the place of an earlier one.
 
-    plan:          of the first attempt that this launcher makes
-    started:       when the job began, in seconds since the epoch
-    agents:        that have come already
-    record:        of the job that continues; None where a new one begins
-    continued_at:  when it was continued
-    ends:          how the attempts so far have ended, the one that has lost its head too
-    earlier:       the verdicts on them
+    plan:     of the first attempt that this launcher makes
+    history:  the attempts so far, the one that has lost its head too
+    agents:   that have come already
+    record:   of the job that continues; None where a new one begins
+    awaited:  the agents that have not come, and their hosts
     """
 
     plan: Plan
-    started: float
+    history: JobHistory
     agents: tuple[ConnectedAgent, ...] = ()
     record: JobRecord | None = None
-    continued_at: float | None = None
-    ends: tuple[AttemptEnd, ...] = ()
-    earlier: tuple[Verdict, ...] = ()
+    awaited: Mapping[AgentId, str] = field(default_factory=dict)
 
 
 def begin_or_continue(plan: Plan, port: HeadPort, now: float) -> BegunJob:
@@ -190,13 +178,13 @@ def begin_or_continue(plan: Plan, port: HeadPort, now: float) -> BegunJob:
     Raises UnavailableError if that one has no further attempt, and EndedEarlyError.
     """
     if not plan.head_may_return:
-        return BegunJob(plan, now)
+        return BegunJob(plan, JobHistory(now, now))
     found = find_agents(plan, port)
     if found.record is None:
-        return BegunJob(plan, now, found.agents)
+        return BegunJob(plan, JobHistory(now, now), found.agents)
     job = continue_job(plan, found, now)
     if isinstance(job, Stop):
-        dismiss([one.connection for one in found.agents], Shutdown(EXIT_UNAVAILABLE, headline=job.why))
+        dismiss(port.transport, Shutdown(EXIT_UNAVAILABLE, headline=job.why))
         raise UnavailableError(job.why)
     print_notice(
         f"this job continues: {found.host} says that {job.plan.restart_reason}; attempt {job.plan.attempt} begins"
@@ -209,10 +197,10 @@ def continue_job(plan: Plan, found: FoundAgents, now: float) -> BegunJob | Stop:
     record = found.record
     assert record is not None
     lost = _describe_lost_attempt(record, now)
-    ends = (*record.ends, lost_with_head(record.saved_step, left=record.head_left))
-    first = record.attempt - len(record.ends)
-    decision = decide_restart(ends, plan.job.max_restarts, plan.job.restart_on, first_attempt=first)
-    if not isinstance(decision, Restart):
+    end = lost_with_head(record.saved_step, left=record.head_left)
+    history = JobHistory.of_record(record, now).add(lost, end, now)
+    decision = history.decide(plan.job, record.attempt)
+    if isinstance(decision, Stop):
         return Stop(f"{lost.headline}; {decision.why}")
     there = {AgentId(0), *(one.agent for one in found.agents)}
     known = plan.host_of | dict(record.hosts)
@@ -223,10 +211,8 @@ def continue_job(plan: Plan, found: FoundAgents, now: float) -> BegunJob | Stop:
         job_id=record.job_id,
         attempt=record.attempt + 1,
         restart_reason=lost.headline,
-        awaited=missing,
     )
-    earlier = (*map(verdict_file.from_json, record.verdicts), lost)
-    return BegunJob(following, record.started, found.agents, record, now, ends, earlier)
+    return BegunJob(following, history, found.agents, record, missing)
 
 
 def _describe_lost_attempt(record: JobRecord, now: float) -> Verdict:

@@ -16,7 +16,7 @@ from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.protocol.names import RESERVED_PREFIX
+from jaxrun.protocol.names import ATTEMPT, HOST
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.spec.backends.planning import command_on
 from jaxrun.spec.backends.quarantine import excluded_hosts
@@ -155,7 +155,7 @@ class HostSearch:
         """Return a command that exits with 0 if the host is usable, as --host-check defines it. Raises like `plan`."""
         if host not in self._commands:
             plan = self._plan
-            told = f"{RESERVED_PREFIX}HOST={host}", f"{RESERVED_PREFIX}ATTEMPT={plan.attempt + 1}"
+            told = f"{HOST}={host}", f"{ATTEMPT}={plan.attempt + 1}"
             check = plan.job.host_check
             words = ("/bin/sh", "-c", check) if check else (sys.executable, "-c", "import jaxrun")
             self._commands[host] = command_on(plan, host, ("/usr/bin/env", *told, *words), self._environ)

@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict import verdict_text
-from jaxrun.analysis.verdict.decide import format_divergences
+from jaxrun.analysis.verdict.decide import format_divergences, leave_out_told
+from jaxrun.analysis.verdict.goodput_text import Goodput
 from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict import to_json as verdict_to_json
 from jaxrun.controller.supervisor.job_server import JobServer
-from jaxrun.errors import EXIT_SIGNAL_BASE
-from jaxrun.node.agent.signals import SignalPipe
-from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.controller.supervisor.job_terminal import find_prompting_rank
+from jaxrun.errors import EXIT_SIGNAL_BASE, UsageError
+from jaxrun.node.agent.signals import STOPPING, SignalPipe
+from jaxrun.protocol.names import GANG_ADDRESS
+from jaxrun.records.job_file import format_job_file
 from jaxrun.records.output.output import Output
+from jaxrun.records.output.rank_logs import STREAMS
 from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir import rundir
+from jaxrun.records.rundir.recorded_files import RecordedLauncher
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.env_options import mask_secret
-from jaxrun.spec.job.plan import Plan, to_json
+from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.options import OUTPUT_AUTO, OUTPUT_GROUPED, PREFIX_HOST
+from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.render import plan_summary
 from jaxrun.terminal import TerminalFormat
 
+_MIN_ACCOUNTED_S = 55.0  # a shorter job of one attempt ends at once
 _SIGNAL_CHECK_S = 0.1  # while a stuck screen holds up the last lines
 
 
@@ -47,19 +56,29 @@ def open_output(
         log_dir=directory.make_attempt_directory(plan.attempt),
         colour=(colour_out, colour_err),
         # The output of a gang's ranks goes to the Python process that started the gang.
-        shown=frozenset(rank for rank in ranks if plan.job.shows(rank) and CONTROL_FD not in environ),
+        shown=frozenset(rank for rank in ranks if plan.job.shows(rank) and GANG_ADDRESS not in environ),
         open_logs=command is None,  # agents on other hosts write the logs themselves, if they can
         held=held,
         quiet=plan.job.quiet,
+        prompting=find_prompting_rank(plan.job),
+        grouped=_grouped_streams(plan.job.output),
+        names_hosts=plan.job.prefix == PREFIX_HOST,
     )
     directory.on_write_error(lambda text: output.print_line(f"jaxrun: {text}"))
-    launcher = {"host": os.uname().nodename, "pid": os.getpid(), "socket": socket}
-    directory.write_text(rundir.JOB_FILE, to_json(plan, launcher))
+    launcher = RecordedLauncher(os.uname().nodename, os.getpid(), socket)
+    directory.write_text(rundir.JOB_FILE, format_job_file(plan, launcher))
     where = [f"run dir {directory.shown_path}"] if directory.path else []
     excluded = [plan.exclusion] if plan.exclusion else []
     for line in (plan_summary(plan), *where, *excluded, *(_notes(plan) if plan.job.verbose else ())):
         output.print_line(f"jaxrun: {line}", dim=True)
     return output
+
+
+def _grouped_streams(choice: str) -> tuple[str, ...]:
+    """Return the streams whose lines are grouped: stdout may carry results, and only if that was asked for."""
+    if choice == OUTPUT_GROUPED:
+        return STREAMS
+    return ("err",) if choice == OUTPUT_AUTO and os.isatty(2) else ()
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -98,6 +117,35 @@ def _error_line(traceback: str) -> str:
     return next((line for line in lines[frames[-1] + 1 :] if line and not line.startswith(" ")), "")
 
 
+def _account(verdict: Verdict, directory: RunDir) -> Goodput | None:
+    """Return what the time of a longer job was worth; None if its event log is not there."""
+    if directory.path is None or not (verdict.earlier or verdict.seconds >= _MIN_ACCOUNTED_S):
+        return None
+    from jaxrun.records.history.goodput import account  # takes time that a short job should not
+    from jaxrun.records.history.job_log import read_attempts
+    from jaxrun.records.rundir.recorded_files import read_job_events
+
+    try:
+        return account(read_attempts(read_job_events(directory.path)))
+    except (OSError, UsageError):
+        return None
+
+
+def explain_missing_module(verdict: Verdict, outcome: JobOutcome, job: Job, environ: Mapping[str, str]) -> Verdict:
+    """Add whether a module that a rank could not import is installed for another Python that the user has at hand."""
+    failures = [worker.failure for worker in outcome.workers if worker.rank in verdict.culprits[:1]]
+    if verdict.means or job.remote_python or not (failures and failures[0]):
+        return verdict
+    from jaxrun.node.other_pythons import describe_other_python, find_other_python, missing_module
+
+    module = missing_module(failures[0])
+    other = find_other_python(module, environ) if module else None
+    if other is None:
+        return verdict
+    means, advice = describe_other_python(module, other)
+    return replace(verdict, means=means, advice=advice)
+
+
 def report_verdict(
     verdict: Verdict,
     outcome: JobOutcome,
@@ -114,16 +162,18 @@ def report_verdict(
 
     Returns the exit status of `jaxrun`: if a signal ends the wait for a stuck screen, the status of that signal.
     """
+    verdict = replace(verdict, goodput=_account(verdict, directory))
     text = verdict_to_json(verdict)
     directory.write_text(rundir.VERDICT_FILE, text)
     directory.close()
     server.end(text)
     left = format_divergences(outcome, verdict.hosts, but=outcome.shown_divergences)
     if not (quiet and verdict.outcome == EndReason.OK and not verdict.details and not verdict.divergence):
-        output.print_text(verdict_text.format_report(verdict, directory.shown_path, output.terminal, left))
+        shown = leave_out_told(verdict, outcome)
+        output.print_text(verdict_text.format_report(shown, directory.shown_path, output.terminal, left))
     signals.receive()  # the job's own signals have been handled
     while not output.close(_SIGNAL_CHECK_S):
         for signum in signals.receive():
-            if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum in STOPPING:
                 return EXIT_SIGNAL_BASE + signum
     return verdict.exit_code

@@ -1,7 +1,7 @@
 """Serves clients that query a running job, follow it or give it orders, with the messages of protocol/job_messages.py.
 
 It serves the whole job: `attach` connects it to the loop of each attempt. No client can delay the job. A client that
-reads too slowly is disconnected, and so is one that sends an invalid message.
+reads too slowly is disconnected, and so is one that sends an invalid message, or more requests at once than allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from jaxrun.errors import ProtocolError, UsageError
 from jaxrun.files.own_files import is_trusted
 from jaxrun.node.channel.event_loop import EventLoop
-from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.codec import Form, MessageDecoder, encode_json_frame, message_types
 from jaxrun.protocol.job_messages import (
     MAX_ANSWER_FRAME_BYTES,
     MAX_CLIENT_FRAME_BYTES,
@@ -35,11 +35,13 @@ from jaxrun.protocol.job_messages import (
     FromClient,
     Greeting,
     Input,
+    JobBegan,
     JobEnded,
     JobEvent,
+    NotStarted,
     SignalOrder,
 )
-from jaxrun.protocol.names import CONTROL_FD
+from jaxrun.protocol.names import CONTROL_FD, GANG_ADDRESS
 from jaxrun.records.event_log.events import (
     Event,
     FaultRequested,
@@ -50,12 +52,11 @@ from jaxrun.records.event_log.events import (
     SignalRequested,
 )
 from jaxrun.records.rundir import job_sockets
-from jaxrun.spec.job.fault_spec import FAULT_KINDS
 from jaxrun.text import format_user
 
-_SIGNALS = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _RECEIVE_BYTES = 2**16
 _MAX_CLIENTS = 64
+_MAX_REQUESTS = 64  # of one client, without their last answers
 _MAX_UNSENT_BYTES = 2**24  # of events, for a client that reads slowly, in addition to one answer
 _LAST_SEND_S = 0.5  # for clients to read the last frames, when the job has ended
 _TYPES = message_types(FromClient)
@@ -71,7 +72,7 @@ class Client:
         self.is_parent = is_parent
         self.has_greeted = False
         self.follows = False
-        self.decoder: MessageDecoder[FromClient] = MessageDecoder(_TYPES, MAX_CLIENT_FRAME_BYTES)
+        self.decoder: MessageDecoder[FromClient] = MessageDecoder(_TYPES, MAX_CLIENT_FRAME_BYTES, form=Form.JSON)
         self._unsent = bytearray()
 
     @property
@@ -103,7 +104,7 @@ class JobServer:
         self._clients: list[Client] = []
         self._made = 0
         self._asked: dict[str, tuple[Client, int]] = {}  # unanswered requests, by the number that the head knows
-        self._greeting = encode(Greeting(SOCKET_VERSION, job_id))
+        self._greeting = encode_json_frame(Greeting(SOCKET_VERSION, job_id))
         self._loop: EventLoop | None = None
         self._order = 0
         self._handle: Callable[[Event], None] = lambda event: None
@@ -130,23 +131,32 @@ class JobServer:
         if answer.state is not AnswerState.PROGRESS:
             del self._asked[number]
         try:
-            frame = encode(Answered(own_number, answer), MAX_ANSWER_FRAME_BYTES)
+            frame = encode_json_frame(Answered(own_number, answer), MAX_ANSWER_FRAME_BYTES)
         except ProtocolError as error:
-            frame = encode(Answered(own_number, Answer(AnswerState.REFUSED, f"the answer is too long: {error}")))
+            frame = encode_json_frame(
+                Answered(own_number, Answer(AnswerState.REFUSED, f"the answer is too long: {error}"))
+            )
         self._send(client, frame)
 
     def publish(self, line: str) -> None:
         """An event has been logged: send its line to those that follow."""
         followers = [client for client in self._clients if client.follows]
         if followers:
-            frame = encode(JobEvent(line), MAX_ANSWER_FRAME_BYTES)
+            frame = encode_json_frame(JobEvent(line), MAX_ANSWER_FRAME_BYTES)
             for client in followers:
                 self._send(client, frame)
+
+    def announce(self, run_dir: str) -> None:
+        """The job has begun: tell the process that this launcher works for; `run_dir` is empty if there is none."""
+        frame = encode_json_frame(JobBegan(run_dir))
+        for client in self._clients:
+            if client.is_parent:
+                client.send(frame)
 
     def end(self, verdict: str) -> None:
         """The job is over: send the verdict, and close all connections."""
         self._refuse_all("the job has ended")
-        frame = encode(JobEnded(verdict), MAX_ANSWER_FRAME_BYTES)
+        frame = encode_json_frame(JobEnded(verdict), MAX_ANSWER_FRAME_BYTES)
         for client in self._clients:
             client.send(frame)
         _flush(self._clients, _LAST_SEND_S)
@@ -225,7 +235,7 @@ class JobServer:
             return
         pid = job_sockets.peer_of(client.link)[0]
         if not client.unsent_bytes:
-            client.send(encode(Dropped(reason)))
+            client.send(encode_json_frame(Dropped(reason)))
         self._forget(client)
         self._notify(f"the connection to process {pid}, which asks or follows this job, was closed: {reason}")
 
@@ -289,9 +299,7 @@ class JobServer:
             raise ProtocolError(f"its first frame is a {type(message).__name__}, not a Greeting")
         match message:
             case Ask():
-                number = f"{client.number}.{message.number}"
-                self._asked[number] = client, message.number
-                self._handle(Requested(number, message.request))
+                self._on_ask(client, message)
             case Input(number=own, data=data) if (number := f"{client.number}.{own}") in self._asked:
                 self._handle(RequestInput(number, data))
             case Cancel(number=own) if (number := f"{client.number}.{own}") in self._asked:
@@ -299,16 +307,25 @@ class JobServer:
             case Follow():
                 client.follows = True
             case SignalOrder(signum=signum):
-                if signum not in _SIGNALS:
-                    raise ProtocolError(f"signal {signum} is not SIGINT, SIGUSR1 or SIGUSR2")
                 self._handle(SignalRequested(signum))
             case FaultOrder(kind=kind, ranks=ranks):
-                if kind not in FAULT_KINDS:
-                    raise ProtocolError(f"a fault is one of {', '.join(FAULT_KINDS)}, not {kind!r:.80}")
                 self._handle(FaultRequested(kind, ranks))
+            case EndOrder(gracefully=True):
+                # It is the same as `kill -TERM`, in each phase of the job and between attempts.
+                signal.raise_signal(signal.SIGTERM)
             case EndOrder():
                 by = "the process that started it" if client.is_parent else "an order at its socket"
                 self._handle(ParentExited(by))
+
+    def _on_ask(self, client: Client, ask: Ask) -> None:
+        """Raise ProtocolError for a number whose request has no last answer yet: nobody could tell the two apart."""
+        number = f"{client.number}.{ask.number}"
+        if number in self._asked:
+            raise ProtocolError(f"it asks by the number {ask.number} again, before that request is answered")
+        if sum(one is client for one, _ in self._asked.values()) >= _MAX_REQUESTS:
+            raise ProtocolError(f"it asks once more, while {_MAX_REQUESTS} of its requests are not answered")
+        self._asked[number] = client, ask.number
+        self._handle(Requested(number, ask.request))
 
 
 def open_server(job_id: str, environ: Mapping[str, str], *, is_named: bool) -> tuple[JobServer, str, str]:
@@ -340,10 +357,25 @@ def parent_socket(environ: Mapping[str, str]) -> socket.socket | None:
         raise UsageError(f"{CONTROL_FD}={number!r} names no open socket; unset it") from None
 
 
+def report_not_started(error: str, exit_code: int, environ: Mapping[str, str]) -> bool:
+    """Tell the process that started this one, instead of its user, why there is no job.
+
+    Returns False if no process waits for that, as after a command line. A gang reads what its launcher prints.
+    """
+    if CONTROL_FD not in environ or GANG_ADDRESS in environ:
+        return False
+    try:
+        with socket.socket(fileno=os.dup(int(environ[CONTROL_FD]))) as link:
+            link.sendall(encode_json_frame(NotStarted(error, exit_code)), socket.MSG_NOSIGNAL)
+    except (ValueError, OSError, ProtocolError):
+        return False
+    return True
+
+
 def _refuse(link: socket.socket, reason: str) -> None:
     with contextlib.suppress(OSError):
         link.setblocking(False)
-        link.send(encode(Dropped(reason)), socket.MSG_NOSIGNAL)
+        link.send(encode_json_frame(Dropped(reason)), socket.MSG_NOSIGNAL)
     link.close()
 
 

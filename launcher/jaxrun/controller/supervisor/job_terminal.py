@@ -6,14 +6,17 @@ head/debugger_turns.py decides which rank's debugger has it.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from jaxrun.controller.supervisor.beside import start_beside
 from jaxrun.errors import UsageError
 from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
+from jaxrun.spec.job.combinations import check_stdin_over_hosts
 
 if TYPE_CHECKING:
     from jaxrun.node.channel.event_loop import EventLoop
@@ -33,14 +36,21 @@ def resolve_stdin(job: Job, command: LaunchCommand | None) -> Job:
     Over hosts it is the launch `command` that passes the input on. It would take what is typed for a debugger, so that
     by default a terminal is no rank's.
     """
-    if command is not None and not command.passes_stdin and job.stdin not in ("", STDIN_RANK_0, STDIN_NONE):
-        raise UsageError(
-            f"--stdin {job.stdin} is for ranks of one machine and for srun (--backend slurm); "
-            f"with {command.title} it is --stdin {STDIN_RANK_0} or {STDIN_NONE}"
-        )
+    if command is not None and not command.passes_stdin:
+        check_stdin_over_hosts(job, command.title)
     takes_terminal = job.live or command is not None  # from the ranks
     default = STDIN_NONE if takes_terminal and os.isatty(_STDIN) else STDIN_RANK_0
     return replace(job, stdin=job.stdin or default)
+
+
+def find_prompting_rank(job: Job) -> int | None:
+    """Return the rank for which somebody may type; None if no rank reads our standard input, or it is no input."""
+    try:
+        kind = os.fstat(_STDIN).st_mode
+        has_input = os.isatty(_STDIN) or stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
+    except OSError:  # it is closed
+        return None
+    return int(job.stdin) if has_input and job.stdin.isdigit() else None
 
 
 def why_no_terminal(plan: Plan) -> str:
@@ -89,15 +99,11 @@ class Terminal:
 _STREAMS = ("standard input", "stdout", "stderr")
 
 
-def check_live(job: Job) -> None:
+def check_live() -> None:
     """Raise UsageError if there is no terminal to show the screen on."""
     for fd, name in enumerate(_STREAMS):
         if not os.isatty(fd):
             raise UsageError(f"--live needs a terminal, and {name} is not one; leave --live out")
-    if job.stdin not in ("", STDIN_NONE):
-        raise UsageError(f"--live and --stdin {job.stdin} both read what you type; give one of them")
-    if job.no_run_dir:
-        raise UsageError("--live needs the run directory, which --no-run-dir leaves out; give one of them")
 
 
 def start_screen(directory: RunDir) -> HeldScreen:

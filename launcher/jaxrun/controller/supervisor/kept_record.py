@@ -6,9 +6,11 @@ Agents get it once a second at most. Where no head can take the place of this on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
-from jaxrun.controller.supervisor.agent_connections import AgentConnection, AgentConnections
+from msgspec.structs import replace
+
+from jaxrun.controller.seat import LinkId
+from jaxrun.controller.supervisor.transport import Transport
 from jaxrun.protocol.agent_messages import KeepRecord
 from jaxrun.protocol.job_record import JobRecord
 
@@ -18,25 +20,20 @@ _INTERVAL_S = 1.0  # between two messages about the steps that were saved
 class KeptRecord:
     """The record of the job, as the agents of one attempt keep it."""
 
-    def __init__(self, record: JobRecord | None, connections: AgentConnections, clock: Callable[[], float]) -> None:
+    def __init__(self, record: JobRecord | None, transport: Transport, clock: Callable[[], float]) -> None:
         """`record` is None where no head takes the place of this one. `clock` returns seconds since the epoch.
 
         due:  when the record is sent to all agents; None while they know it
         """
         self._record = record
-        self._connections = connections
+        self._transport = transport
         self._clock = clock
         self.due: float | None = None
 
-    def send_to(self, connection: AgentConnection) -> None:
+    def send_to(self, link: LinkId) -> None:
         """Send the record to one agent that has come."""
         if self._record is not None:
-            self._connections.send_to(connection, KeepRecord(self._record))
-
-    def handle_run(self) -> None:
-        """The program begins: all hosts are known now, so all agents get the record at once."""
-        if self._record is not None:
-            self.due = self._clock()
+            self._transport.send((link,), KeepRecord(self._record))
 
     def handle_saved(self, step: int) -> None:
         """Have agents keep the step that was saved last."""
@@ -50,4 +47,4 @@ class KeptRecord:
         """Send the record to all agents, with the host of each rank; `head_left`: this head's pod was drained."""
         self.due = None
         if self._record is not None:
-            self._connections.send_all(KeepRecord(replace(self._record, hosts=dict(hosts), head_left=head_left)))
+            self._transport.send_all(KeepRecord(replace(self._record, hosts=dict(hosts), head_left=head_left)))

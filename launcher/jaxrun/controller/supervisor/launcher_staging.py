@@ -7,9 +7,11 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 import jaxrun
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
@@ -26,8 +28,7 @@ from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(Struct, frozen=True):
     """The staged directories, and this host's copies of them, which stay in use until this process ends."""
 
     stage: Stage

@@ -13,15 +13,16 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict_text import headline_of
-from jaxrun.node.agent.process_tree import descendants
-from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.files.procfs import descendants
+from jaxrun.node.agent.signals import STOPPING, SignalPipe
 from jaxrun.node.forkserver.client import start_process
-from jaxrun.protocol.names import RESERVED_PREFIX
+from jaxrun.protocol.names import EVENT
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import AttemptStarted, StallNotice
 from jaxrun.spec.job.plan import Plan
@@ -29,15 +30,13 @@ from jaxrun.terminal import in_one_line
 from jaxrun.text import format_status
 
 NOTIFY_TIMEOUT_S = 10.0
-_EVENT = f"{RESERVED_PREFIX}EVENT"
 _LAST_BYTES = 1000  # of what the command has printed
 _POLL_S = 0.1  # while the end of the job waits
 # The outer shell reports the status of the command by a descriptor of its own: whoever reaps children here does not.
 _SCRIPT = '/bin/sh -c "$1" 3>&-; echo $? >&3'
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(Struct):
     """A command that runs.
 
     status:  the pipe by which its shell says how it has ended; at its end-of-file the shell is gone
@@ -120,7 +119,7 @@ class Notifier:
         os.lseek(told, 0, os.SEEK_SET)
         argv = ("/bin/sh", "-c", _SCRIPT, "sh", self._command)
         try:
-            pid = start_process(argv, {**self._environ, _EVENT: event}, (told, output, output, write))
+            pid = start_process(argv, {**self._environ, EVENT: event}, (told, output, output, write))
         except OSError as error:
             os.close(read)
             os.close(output)
@@ -153,7 +152,7 @@ class Notifier:
             ready = [one.status for one in self._running]
             select.select([*ready, signals.fileno()], [], [], _POLL_S)
             self.poll(tell)
-            if any(signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for signum in signals.receive()):
+            if any(signum in STOPPING for signum in signals.receive()):
                 return
 
 

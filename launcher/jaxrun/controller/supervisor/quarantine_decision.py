@@ -7,53 +7,42 @@ silent at once, none of them is blamed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+
+from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
+from jaxrun.controller.roster import Roster
 from jaxrun.spec.backends.quarantine import add_to_quarantine
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(Struct, frozen=True):
     """The hosts to avoid, with reasons; `spared` has hosts that were lost without being blamed, with reasons."""
 
     hosts: Mapping[str, str]
     spared: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class HostsHeard:
-    """What was received in one attempt, and from which hosts, including spare hosts.
-
-    reported:  the hosts whose agents have reported
-    far:       those of them that are reached over a network, so not the launcher's own
-    silent:    the hosts from which nothing more was received; a closed connection is not silence
-    """
-
-    reported: Collection[str] = ()
-    far: Collection[str] = ()
-    silent: Collection[str] = ()
-
-
-def decide_quarantine(
-    hosts: Mapping[int, str], outcome: JobOutcome, lost_spares: Mapping[str, str], heard: HostsHeard
-) -> Quarantine:
-    """`hosts` are the ranks' hosts; `lost_spares` are spare hosts that were lost while they waited, with reasons."""
+def decide_quarantine(hosts: Mapping[int, str], outcome: JobOutcome, roster: Roster) -> Quarantine:
+    """Decide after an attempt. `hosts` are the ranks' hosts; the roster knows which were heard, and how."""
+    reports = {seat.host: seat.report for seat in roster.seats.values() if seat.report is not None}
+    # Both ends of the connection of an agent on the launcher's own host have one address.
+    far = {host for host, report in reports.items() if report.address != report.head_address}
+    silent = {seat.host for seat in roster.seats.values() if seat.is_silent}  # a closed connection is not silence
+    lost_spares = roster.lost_spares()
     failed = {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.failed_checks.items()}
     lost = {host: f"lost while it waited as a spare host: {why}" for host, why in lost_spares.items()}
     culprits = find_culprits(outcome.workers) if outcome.workers else []  # without victims of mpirun's end
     lost |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in culprits if worker.lost_reason}
     lost |= {hosts[rank]: f"lost: {why}" for rank, why in outcome.lost_early.items()}
-    far = {*heard.far}
     spared = {
         host: "no agent on another host has reported, so it may be that none can be reached from here"
         for host in lost
-        if host not in heard.reported and not far - {host}
+        if host not in reports and not far - {host}
     }
-    if len(far) > 1 and far <= {*heard.silent}:
+    if len(far) > 1 and far <= silent:
         spared |= dict.fromkeys(
             far & lost.keys(), "all other hosts are silent as well, so it may be this host's network"
         )
@@ -70,13 +59,11 @@ class QuarantineFile:
         self._quarantined: set[str] = set()
         self._spared: set[str] = set()  # lost hosts for which a line already says that they are not added
 
-    def update(
-        self, hosts: Mapping[int, str], outcome: JobOutcome, lost_spares: Mapping[str, str], heard: HostsHeard
-    ) -> list[str]:
+    def update(self, hosts: Mapping[int, str], outcome: JobOutcome, roster: Roster) -> list[str]:
         """Add the hosts that an attempt has lost; returns lines for people."""
         if self._path is None:
             return []
-        decided = decide_quarantine(hosts, outcome, lost_spares, heard)
+        decided = decide_quarantine(hosts, outcome, roster)
         spared = {host: why for host, why in decided.spared.items() if host not in self._spared}
         self._spared.update(spared)
         lines = []

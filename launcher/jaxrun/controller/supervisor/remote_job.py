@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +16,14 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import Told
-from jaxrun.controller.supervisor.agent_connections import ConnectedAgent
+from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, Supervision, make_head
-from jaxrun.controller.supervisor.engine_commands import EngineCommands, HostSearch
+from jaxrun.controller.supervisor.engine_commands import EngineCommands
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
-from jaxrun.controller.supervisor.next_attempt_hosts import AgentsLeft, plan_new_agents, plan_next_attempt
+from jaxrun.controller.supervisor.next_attempt_hosts import plan_new_agents, plan_next_attempt, usable_agents
 from jaxrun.controller.supervisor.quarantine_decision import QuarantineFile
-from jaxrun.controller.supervisor.remote_agents import Entrance, LaunchedAgents, RemoteAgents
-from jaxrun.controller.supervisor.spare_agents import SpareAgents
+from jaxrun.controller.supervisor.remote_agents import JobAgents, LaunchedAgents, RemoteAgents
+from jaxrun.controller.supervisor.transport import ConnectedAgent, Transport
 from jaxrun.errors import JaxrunError
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import Listener, listen_on_tcp
@@ -34,6 +33,7 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import JobInfo
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.records.rundir.rundir import attempt_directory
 from jaxrun.spec.job.cluster_env import starts_all_processes
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from jaxrun.controller.supervisor.launcher_staging import Staged
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(HidesFields, frozen=True):
     """Where agents connect, and what they must know.
 
     port:          0 for any
@@ -55,26 +54,31 @@ class Endpoint:
     on_listening:  called once they can connect, after the last fork of the launcher: it may start a thread
     """
 
-    token: str = field(repr=False)
+    hidden = frozenset({"token"})
+
+    token: str
     port: int = 0
     rendezvous: RendezvousFile | None = None
     on_listening: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPort:
+class HeadPort(HidesFields, frozen=True):
     """The port at which the head listens.
 
     description:  its addresses, as text for people
     token:        the token for the agents that are started first
     closed_port:  a port at which nothing listens, for probes
+    transport:    the connections of agents that have come
     """
+
+    hidden = frozenset({"token"})
 
     listener: Listener
     description: str
-    token: str = field(repr=False)
+    token: str
     rendezvous: RendezvousFile | None
     closed_port: socket.socket
+    transport: Transport
 
     @classmethod
     def open(cls, interface: str, offered: Sequence[HostAddress], endpoint: Endpoint | None) -> HeadPort:
@@ -85,9 +89,10 @@ class HeadPort:
         endpoint = endpoint or Endpoint(auth.new_token())
         listener = listen_on_tcp(offered, endpoint.token, everywhere=not interface, port=endpoint.port)
         description = describe_addresses(listener.addresses, offered)
-        return cls(listener, description, endpoint.token, endpoint.rendezvous, reserve_port())
+        return cls(listener, description, endpoint.token, endpoint.rendezvous, reserve_port(), Transport())
 
     def close(self) -> None:
+        self.transport.close()
         self.listener.close()
         self.closed_port.close()
 
@@ -102,16 +107,21 @@ class RemoteJob:
         port: HeadPort,
         staged: Staged | None = None,
         connected: Sequence[ConnectedAgent] = (),
+        awaited: Mapping[AgentId, str] | None = None,
     ) -> None:
-        """`connected` are agents that have come already."""
+        """`connected` are agents that have come already; others are `awaited`, on these hosts."""
         self._shared = shared
         self._connected = connected
+        self._awaited = awaited or {}
         self._port = port
         self._by_hand = plan.is_started_by_hand
         self._user_env = {**shared.environ, **plan.job.env}
-        self._entrance = Entrance(port.listener, self._make_job_info(plan, staged), staged)
         addresses = format_addresses(port.listener.addresses)
         self._commands = EngineCommands(shared.environ, shared.directory.path, addresses, port.token)
+        self._roster = Roster(waits=plan.job.host_wait > 0)
+        self._job_agents = JobAgents(
+            port.listener, port.transport, self._roster, self._make_job_info(plan, staged), self._commands, staged
+        )
         self._quarantine = QuarantineFile(plan.job.quarantine)
         self._agents: RemoteAgents | None = None  # of the latest attempt, unless their launch command must end
         self._agents_stay = False  # for the next attempt
@@ -128,32 +138,48 @@ class RemoteJob:
 
         record:  what is known of the job as the attempt begins
         """
+        if self._agents is not None and not self._agents_stay:
+            self._retire(self._agents)
+        elif self._agents is None and plan.job.verbose:
+            self._shared.output.print_line(f"jaxrun: listening at {self._port.description}")
+        called = self._roster.begin(plan, anew=not self._agents_stay, awaited=self._awaited)
         registry = self._make_registry(plan)
-        head = make_head(plan, self._shared, record.began, registry)
+        head = make_head(plan, self._shared, record, registry)
         attempt = AttemptLoop(self._shared, head, plan.attempt, preload=plan.job.preload)
         try:
-            agents = self._agents = self._serve_agents(plan, attempt, registry, record)
+            launched = self._agents.launched if self._agents is not None else self._run_launch_command(plan)
         except JaxrunError as error:
+            attempt.loop.close()
             return AttemptResult(JobOutcome(EndReason.UNAVAILABLE, text=str(error)), attempt.hosts)
+        kept = record if plan.head_may_return else None
+        agents = RemoteAgents(self._shared, attempt, plan, self._job_agents, launched, registry, kept)
+        agents.execute(called)
+        agents.admit(self._connected)
+        if self._agents is None and launched.launch.command.agents_stay:
+            self._start_spares(plan, agents)
+        self._agents, self._connected = agents, ()
         outcome = agents.complete(attempt.run(agents))
         self._retired += agents.end_search()
         if outcome.reason is not EndReason.INTERRUPTED:  # a second Ctrl-C waits for no host
-            lost_spares = agents.launched.spares.lost_hosts
-            for line in self._quarantine.update(plan.host_of, outcome, lost_spares, agents.heard()):
+            for line in self._quarantine.update(plan.host_of, outcome, self._roster):
                 self._shared.output.print_line(f"jaxrun: {line}")
         return AttemptResult(outcome, attempt.hosts)
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, without lost hosts if others can replace them."""
-        agents, environ = self._agents, self._shared.environ
-        left = agents.left() if agents is not None else AgentsLeft()
-        following = plan_next_attempt(plan, outcome, left, environ)
+        agents, roster, environ = self._agents, self._roster, self._shared.environ
+        if agents is None or agents.launched.launch.reap():
+            roster.end_launch()
+        following = plan_next_attempt(plan, outcome, roster, agents.found if agents is not None else (), environ)
         if isinstance(following, Stop):
             return following
-        same_command = following.launch_command == plan.launch_command
-        self._agents_stay = agents is not None and same_command and left.serve(following)
+        same_command = following.plan.launch_command == plan.launch_command
+        self._agents_stay = (
+            agents is not None and same_command and following.is_served(usable_agents(plan, outcome, roster))
+        )
+        self._awaited = following.awaited
         try:
-            return following if self._agents_stay else plan_new_agents(following, environ)
+            return following.plan if self._agents_stay else plan_new_agents(following.plan, environ)
         except JaxrunError as error:
             return Stop(f"its agents cannot be started again: {error}")
 
@@ -206,66 +232,43 @@ class RemoteJob:
         return AgentRegistry(
             plan,
             Told(self._user_env, directory.name, log_dir),
+            self._roster,
             directory="" if self._by_hand else os.getcwd(),
             listen_addresses=self.listen_addresses,
         )
 
-    def _serve_agents(
-        self, plan: Plan, attempt: AttemptLoop, registry: AgentRegistry, record: JobRecord
-    ) -> RemoteAgents:
-        """Return the agents of this attempt: those that stay, or others, started now. Raises UnavailableError."""
-        shared = self._shared
-        earlier = self._agents if self._agents_stay else None
-        launched = earlier.launched if earlier is not None else self._run_launch_command(plan)
-        loop, commands = attempt.loop, self._commands
-        search = None if self._by_hand else HostSearch(loop, shared.clock, plan, shared.environ, commands, shared.guard)
-        kept = record if plan.head_may_return else None
-        agents = RemoteAgents(
-            attempt, plan, self._entrance, launched, registry, shared.output, shared.clock, search, earlier, kept
-        )
-        connected, self._connected = self._connected, ()
-        agents.admit(connected)
-        if earlier is None and launched.launch.command.agents_stay:
-            self._start_spares(plan, agents)
-        return agents
-
     def _run_launch_command(self, plan: Plan) -> LaunchedAgents:
-        """Run the launch command, in place of one that has run before. Raises UnavailableError."""
-        port, commands, output = self._port, self._commands, self._shared.output
-        if self._agents is not None:
-            output.print_line(f"jaxrun: starting {self._agents.launched.launch.title} again", dim=True)
-            self._retire(self._agents)
-            commands.token = auth.new_token()  # a late agent of an earlier attempt cannot get in
-            port.listener.renew(commands.token)
-        elif plan.job.verbose:
-            output.print_line(f"jaxrun: listening at {port.description}")
+        """Run the launch command. Raises UnavailableError."""
+        port, commands = self._port, self._commands
         if port.rendezvous is not None:
             port.rendezvous.write(commands.token, commands.addresses)
-        launch = commands.start_agents(plan, self._shared.guard)
-        return LaunchedAgents(launch, SpareAgents(launch.command.agent_hosts))
+        return LaunchedAgents(commands.start_agents(plan, self._shared.guard))
 
     def _start_spares(self, plan: Plan, agents: RemoteAgents) -> None:
         """Start the agents that have a command of their own."""
-        command, spares = agents.launched.launch.command, agents.launched.spares
+        command, launched = agents.launched.launch.command, agents.launched
         for agent in map(AgentId, range(command.size, plan.agent_count)):
             try:
-                launch = self._commands.start_spare(plan, self._shared.guard, agent, spares.hosts[agent])
+                launch = self._commands.start_spare(plan, self._shared.guard, agent, command.agent_hosts[agent])
             except JaxrunError as error:
                 agents.lose_spare(agent, str(error))
             else:
-                spares.launches[agent] = launch
+                launched.spares[agent] = launch
 
     def _retire(self, agents: RemoteAgents) -> None:
         """Make the agents and the launch command end, without waiting: they may be stuck with a lost host."""
+        launch, commands = agents.launched.launch, self._commands
+        self._shared.output.print_line(f"jaxrun: starting {launch.title} again", dim=True)
         agents.shut_down(0, job_goes_on=True)
         agents.close(wait=False)
-        agents.launched.launch.ask_to_end()
-        self._retired.append(agents.launched.launch)
+        launch.ask_to_end()
+        self._retired.append(launch)
         self._agents = None
         self._retire_spares(agents)
+        commands.token = auth.new_token()  # a late agent of an earlier attempt cannot get in
+        self._port.listener.renew(commands.token)
 
     def _retire_spares(self, agents: RemoteAgents) -> None:
-        spares = agents.launched.spares
-        for launch in (*spares.launches.values(), *spares.restarted):
+        for launch in (*agents.launched.spares.values(), *agents.launched.restarted):
             launch.ask_to_end()
             self._retired.append(launch)

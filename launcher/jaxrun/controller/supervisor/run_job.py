@@ -10,11 +10,12 @@ import resource
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from jaxrun.controller.supervisor.beside import listen_for_metrics, serve_metrics
 from jaxrun.controller.supervisor.job_terminal import check_live, resolve_stdin, start_screen
@@ -30,6 +31,7 @@ from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.earlier_head import BegunJob
+    from jaxrun.controller.supervisor.job_history import JobHistory
     from jaxrun.controller.supervisor.remote_job import Endpoint
     from jaxrun.records.output.screen import HeldScreen
 
@@ -43,7 +45,7 @@ def run(
     """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
     started = time.time()
     if plan.job.live:
-        check_live(plan.job)
+        check_live()
     plan = replace(plan, job=resolve_stdin(plan.job, plan.launch_command), ends_at=_find_end(plan, environ, started))
     check_limits(plan)
     if plan.launch_command is None:
@@ -72,9 +74,10 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
         early.preload(fork_server, plan.job.preload, plan.argv, torch_env=plan.job.torch_env)
 
     from jaxrun.controller.supervisor.attempts import supervise, supervision
+    from jaxrun.controller.supervisor.job_history import JobHistory
     from jaxrun.controller.supervisor.local_job import LocalJob
 
-    with supervision(plan, environ, directory, guard, started, held) as shared:
+    with supervision(plan, environ, directory, guard, JobHistory(started, started), held) as shared:
         return supervise(plan, shared, LocalJob(shared, fork_server))
 
 
@@ -99,42 +102,42 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     except EndedEarlyError as end:
         port.close()
         return end.status
-    plan, directory = _open_job_dir(begun)
+    plan, directory, history = _open_job_dir(begun)
     held = _start_beside(plan, directory, listener)
     sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
     # For no agent: each has a guard of its own.
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
     if endpoint is not None:
         endpoint.on_listening()
-    with supervision(
-        plan, environ, directory, guard, begun.started, held, continued_at=begun.continued_at, ends=begun.ends
-    ) as shared:
-        return supervise(plan, shared, RemoteJob(shared, plan, port, staged, begun.agents))
+    with supervision(plan, environ, directory, guard, history, held) as shared:
+        return supervise(plan, shared, RemoteJob(shared, plan, port, staged, begun.agents, begun.awaited))
 
 
-def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir]:
-    """The plan of the next attempt, and the run directory: of a job that continues its own, where it is still there."""
+def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir, JobHistory]:
+    """Return the plan of the next attempt, the run directory, and the attempts so far.
+
+    A job that continues has its own run directory, where it is still there.
+    """
     plan, record = begun.plan, begun.record
     if record is None:
-        return _continue_in_run_dir(plan)
+        return _continue_in_run_dir(plan, begun.history)
     from jaxrun.records.event_log.event_log import LoggedEvent
     from jaxrun.records.event_log.events import AttemptEnded
     from jaxrun.records.rundir.recorded_files import continue_job, read_plan
 
     path = Path(record.run_dir) if record.run_dir else None
     if path is not None and read_plan(path).job_id == record.job_id:
-        directory, attempt = continue_job(path)
+        directory, attempt, _ = continue_job(path)
         if _may_be_contested(plan):
             directory.claim()  # its agents have left an earlier head that may still have it
-        lost = begun.earlier[-1]
+        lost = begun.history.verdicts[-1]
         end = AttemptEnded(lost.outcome, lost.exit_code, lost.headline, lost.log)
         directory.record(LoggedEvent(time.time(), end, lost.attempt))
         plan = replace(plan, attempt=max(attempt, plan.attempt))
     else:
-        continued, directory = _continue_in_run_dir(plan, agents_wait=True)
+        continued, directory, _ = _continue_in_run_dir(plan, begun.history, agents_wait=True)
         plan = replace(plan, attempt=max(continued.attempt, plan.attempt))
-    directory.earlier = begun.earlier
-    return plan, directory
+    return plan, directory, begun.history
 
 
 def _start_beside(plan: Plan, directory: rundir.RunDir, listener: socket.socket | None) -> HeldScreen | None:
@@ -183,31 +186,38 @@ def _open_run_dir(plan: Plan) -> rundir.RunDir:
     return directory
 
 
-def _continue_in_run_dir(plan: Plan, *, agents_wait: bool = False) -> tuple[Plan, rundir.RunDir]:
-    """Return the plan of the next attempt, and the run directory, if an earlier launcher began the job.
+def _continue_in_run_dir(
+    plan: Plan, history: JobHistory, *, agents_wait: bool = False
+) -> tuple[Plan, rundir.RunDir, JobHistory]:
+    """Return the plan of the next attempt, the run directory, and the attempts so far of a job that may continue there.
 
-    That is so in Slurm with --requeue, and in a new pod with --run-dir in a volume that outlives pods.
+    It does if an earlier launcher began it: in Slurm with --requeue, and in a new pod with --run-dir in a volume that
+    outlives pods.
 
+    history:      of a job that begins
     agents_wait:  agents have left an earlier head, which may still have the directory, and wait for this one
 
     Raises UnavailableError while that job runs.
     """
     if not plan.requeue_id:
-        return plan, _open_run_dir(plan)
+        return plan, _open_run_dir(plan), history
+    from jaxrun.controller.supervisor.job_history import JobHistory
     from jaxrun.records.rundir.recorded_files import continue_job, find_requeued
 
     path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id)
     if path is None:
-        return plan, _open_run_dir(plan)
+        return plan, _open_run_dir(plan), history
     if _may_be_contested(plan) and agents_wait:
-        directory, attempt = continue_job(path, claim=rundir.RunDir.claim)
+        directory, attempt, earlier = continue_job(path, claim=rundir.RunDir.claim)
     elif _may_be_contested(plan):
-        directory, attempt = continue_job(path, claim=partial(_wait_until_unused, path, plan.job.init_timeout))
+        wait = partial(_wait_until_unused, path, plan.job.init_timeout)
+        directory, attempt, earlier = continue_job(path, claim=wait)
     else:  # Slurm runs a job once; a lock of a node that is lost might outlive it
-        directory, attempt = continue_job(path)
-    reason = directory.earlier[-1].headline.partition("\n")[0] if directory.earlier else "its launcher was killed"
+        directory, attempt, earlier = continue_job(path)
+    reason = earlier[-1].headline.partition("\n")[0] if earlier else "its launcher was killed"
     print_notice(f"the job in {path} continues with attempt {attempt}: {reason}")
-    return replace(plan, attempt=attempt, restart_reason=reason), directory
+    plan = replace(plan, attempt=attempt, restart_reason=reason)
+    return plan, directory, JobHistory.of_verdicts(history.started, earlier)
 
 
 def _may_be_contested(plan: Plan) -> bool:

@@ -2,8 +2,8 @@
 
     editor ── 127.0.0.1, one connection, of this user ── adapter.py ── socket pair ── this process ── the job's socket
 
-Nothing listens any more once an editor has connected. The session ends when the editor lets go, when the rank's program
-ends, or by `close`.
+Nothing listens any more once an editor has sent something. The session ends when the editor lets go or its connection
+ends, when the rank's program ends, or by `close`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any
+
+from msgspec import UNSET
 
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
-from jaxrun.files.loopback import accept_own
+from jaxrun.files.loopback import accept_own_that_speaks, wait_until_closed
 from jaxrun.protocol.job_messages import Answer, Cancel, DebugRequest, GoRequest, Input
+from jaxrun.records.document_types import DebugConfiguration, DebugpyAddress, PathMapping
 from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 _RECEIVE_BYTES = 2**15  # with its frame it is less than MAX_CLIENT_FRAME_BYTES
 _LET_GO_S = 5.0  # for the rank to continue, and for the adapter to end
+_DISCONNECT_S = 1.0  # for the adapter to let go of the rank by itself, once the editor is gone
 
 
 def check_debugpy() -> None:
@@ -34,18 +37,17 @@ def check_debugpy() -> None:
         raise UsageError('jaxrun debug needs debugpy; install it: pip install "jaxrun[debug]"')
 
 
-def make_configuration(rank: int, port: int, staged: Mapping[str, str]) -> dict[str, Any]:
+def make_configuration(rank: int, port: int, staged: Mapping[str, str]) -> DebugConfiguration:
     """Return the entry of launch.json with which VS Code attaches; `staged` maps directories to the rank's copies."""
-    configuration: dict[str, Any] = {
-        "name": f"jaxrun rank {rank}",
-        "type": "debugpy",
-        "request": "attach",
-        "connect": {"host": "127.0.0.1", "port": port},
-        "justMyCode": True,
-    }
-    if staged:
-        configuration["pathMappings"] = [{"localRoot": here, "remoteRoot": there} for here, there in staged.items()]
-    return configuration
+    mappings = tuple(PathMapping(localRoot=here, remoteRoot=there) for here, there in staged.items())
+    return DebugConfiguration(
+        name=f"jaxrun rank {rank}",
+        type="debugpy",
+        request="attach",
+        connect=DebugpyAddress(host="127.0.0.1", port=port),
+        justMyCode=True,
+        pathMappings=mappings or UNSET,
+    )
 
 
 def start_programs(job: RunningJob) -> None:
@@ -67,7 +69,7 @@ class DebugSession:
         on_started: Callable[[int, Mapping[str, str]], None],
         on_editor: Callable[[], None],
     ) -> None:
-        """`on_editor` is called when an editor has connected. Raises UsageError if the port cannot be opened."""
+        """`on_editor` is called when an editor has begun to speak. Raises UsageError if the port cannot be opened."""
         self._job = job
         self._on_started = on_started
         self._on_editor = on_editor
@@ -137,18 +139,27 @@ class DebugSession:
     def _serve_editor(self) -> None:
         """Wait for an editor, and pass on what it sends until it has gone."""
         with contextlib.suppress(OSError):  # closed by `close`, or the adapter cannot be started
-            with accept_own(self._listener) as editor:
+            with accept_own_that_speaks(self._listener) as editor:
                 self._listener.close()
                 try:
-                    self._adapter = _start_adapter(editor, self._adapters)
+                    self._adapter = adapter = _start_adapter(editor, self._adapters)
                 except OSError as error:
                     self._failure = UnavailableError(f"debugpy's adapter cannot be started: {error.strerror or error}")
                     raise
-            self._adapters.close()
-            self._on_editor()
-            while data := self._bytes.recv(_RECEIVE_BYTES):
-                self._job.send(Input(self._number, data))
+                self._adapters.close()
+                self._on_editor()
+                threading.Thread(target=self._watch_editor, args=(editor, adapter), daemon=True).start()
+                while data := self._bytes.recv(_RECEIVE_BYTES):
+                    self._job.send(Input(self._number, data))
         self._job.send(Cancel(self._number))
+
+    def _watch_editor(self, editor: socket.socket, adapter: subprocess.Popen[bytes]) -> None:
+        """End the session once the editor is gone: the adapter does so only after some of an editor's requests."""
+        with contextlib.suppress(OSError, ValueError):  # the session is over, and its sockets are closed
+            wait_until_closed(editor)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                adapter.wait(_DISCONNECT_S)
+            self._job.send(Cancel(self._number))
 
 
 def _start_adapter(editor: socket.socket, rank: socket.socket) -> subprocess.Popen[bytes]:

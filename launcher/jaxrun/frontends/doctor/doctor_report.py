@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from jaxrun.analysis.diagnosis.fabric import check_fabric
 from jaxrun.analysis.diagnosis.findings import Finding, Level
 from jaxrun.errors import EXIT_UNAVAILABLE
 from jaxrun.frontends.doctor.hosts import check_cores, check_devices, check_limits, check_storage
 from jaxrun.frontends.doctor.network import check_clocks, check_names, check_network, check_proxies
-from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation
+from jaxrun.frontends.doctor.observation import Observation
 from jaxrun.frontends.doctor.start import check_slurm, check_start, check_versions
+from jaxrun.protocol.codec import format_json
+from jaxrun.records.document_types import CollectiveTiming, DoctorConnection, DoctorDocument, DoctorFinding
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat
 from jaxrun.text import format_rate, plural
 
@@ -33,7 +35,6 @@ _CHECKS: Mapping[str, Callable[[Observation], Iterator[Finding]]] = {
     "devices": check_devices,
 }
 _MARKS = {Level.OK: "ok", Level.WARNING: "warn", Level.FAILURE: "FAIL"}
-_JSON_FORMAT = 1
 _SMALL_BYTES = 2**16  # for smaller messages, time matters, not bandwidth
 
 Findings = Sequence[tuple[str, Finding]]  # each with the name of its check
@@ -61,19 +62,19 @@ def format_report(seen: Observation, findings: Findings, terminal: TerminalForma
 
 
 def to_json(seen: Observation, findings: Findings) -> str:
-    content = {
-        "kind": "doctor",
-        "format": _JSON_FORMAT,
-        "exit_code": exit_code(seen, findings),
-        "findings": [{"check": name, **asdict(finding)} for name, finding in findings],
-        "hosts": {host: asdict(facts) for host, facts in seen.hosts.items()},
-        "connections": [
-            {"from": pair[0], "to": pair[1], "interface": seen.interfaces.get(pair), "error": seen.errors.get(pair)}
-            for pair in (*seen.interfaces, *seen.errors)
-        ],
-        "collectives": [asdict(timing) for timing in seen.timings],
-    }
-    return json.dumps(content, indent=2, ensure_ascii=False)
+    found = DoctorDocument(
+        exit_code=exit_code(seen, findings),
+        findings=tuple(DoctorFinding(check=name, **asdict(finding)) for name, finding in findings),
+        hosts=seen.hosts,
+        connections=tuple(
+            DoctorConnection(
+                from_=one, to=to, interface=seen.interfaces.get((one, to)), error=seen.errors.get((one, to))
+            )
+            for one, to in (*seen.interfaces, *seen.errors)
+        ),
+        collectives=seen.timings,
+    )
+    return format_json(found)
 
 
 def _format_finding(name: str, finding: Finding, width: int, terminal: TerminalFormat) -> Iterable[str]:

@@ -12,9 +12,10 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
+
+from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
 from jaxrun.files.own_files import remove_directory

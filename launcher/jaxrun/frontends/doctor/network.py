@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.findings import Finding, describe_values, failure, ok, warning
 from jaxrun.frontends.doctor.observation import Observation, Pair
@@ -16,8 +17,7 @@ _CLOCK_S = 1.0  # a larger offset makes logs misleading, and leases and certific
 _OPEN_PORTS = "open all TCP ports between the hosts, since JAX uses free ones; --interface NAME chooses another network"
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
+class Blame(Struct, frozen=True):
     """Closed connections in few words: hosts with closed connections to all others, and the remaining pairs."""
 
     hosts: tuple[str, ...]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.worker_messages import DeviceReport
+from jaxrun.records.document_types import CollectiveTiming
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.events import AttemptStarted
 from jaxrun.records.rundir.recorded_files import read_job_events, read_text, read_verdict
@@ -23,18 +26,7 @@ _TIMINGS_LOG = "rank-0000.out"
 _ONE_WAY_S = 0.1  # error of a clock offset that comes from a single message
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveTiming:
-    """One timing, as jaxrun_runtime.programs.collectives prints it."""
-
-    collective: str
-    size: int
-    seconds: float
-    bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """Everything that the checks know.
 
     started_by:      "Open MPI 5.0.11"; empty for this machine alone

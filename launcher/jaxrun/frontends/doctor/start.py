@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from jaxrun.analysis.diagnosis.findings import Finding, failure, group_hosts, ok, warning
@@ -10,6 +11,7 @@ from jaxrun.text import format_seconds, plural
 
 _MAX_LINES = 12
 _MISSING = "missing"
+_FIXED_FAULT_HANDLERS = {12: 8, 13: 1}  # by Python 3's minor version, the micro version with the fix; 3.11 has none
 _CAN_REACH = "there: jaxrun attach --check HOST:PORT, with the address of the head"
 
 
@@ -80,6 +82,34 @@ def check_versions(seen: Observation) -> Iterator[Finding]:
     yield from _check_plugins(seen)
     if same:
         yield ok(f"{', '.join(same)}{' on all hosts' if len(hosts) > 1 else ''}")
+    yield from _check_fault_handlers(seen)
+
+
+def _check_fault_handlers(seen: Observation) -> Iterator[Finding]:
+    """Check for Pythons whose fault handler can crash a rank whose stacks it writes (gh-123967)."""
+    hosts = seen.hosts
+    groups = group_hosts({host: facts.versions.get("Python", _MISSING) for host, facts in hosts.items()})
+    for version, where in groups.items():
+        fixed = fixed_fault_handler(version)
+        if fixed:
+            at = f" on {where}" if len(hosts) > 1 else ""
+            yield warning(
+                f"Python {version}{at}: its fault handler, which writes the stacks of a rank whose C code holds the "
+                "GIL, can crash that rank (gh-123967)",
+                f"use Python {fixed} or later",
+            )
+
+
+def fixed_fault_handler(version: str) -> str:
+    """Return the first Python that does not have the crash of gh-123967; empty if `version` does not have it."""
+    found = re.match(r"3\.([0-9]+)\.([0-9]+)", version)
+    if found is None:
+        return ""
+    minor, micro = int(found[1]), int(found[2])
+    if minor < min(_FIXED_FAULT_HANDLERS):
+        return "3.12.8"
+    first = _FIXED_FAULT_HANDLERS.get(minor, 0)
+    return f"3.{minor}.{first}" if micro < first else ""
 
 
 def _check_plugins(seen: Observation) -> Iterator[Finding]:

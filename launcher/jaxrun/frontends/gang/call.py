@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from jaxrun.errors import UsageError
+from jaxrun.errors import UsageError, add_note
 from jaxrun.frontends.gang.call_events import (
     CallEvent,
     Disconnected,
@@ -64,7 +64,12 @@ class _GrowthWatch:
 
 
 class Results(tuple[Any, ...]):
-    """The return value of each rank, by rank; `main` is rank 0's."""
+    """The return value of each rank, by rank; `main` is rank 0's.
+
+    >>> results = jaxrun.launch(max, 1, 2, processes=2)
+    >>> results, results.main
+    ((2, 2), 2)
+    """
 
     __slots__ = ()
 
@@ -82,6 +87,7 @@ class GangCall:
     interrupted: the ranks that still ran the function when the call was ended
     main_rank:  the rank whose output a notebook shows first
     waiting:    where the ranks are that have not returned, after some have failed
+    lost_state: says that the ranks lose their state, and why, if the gang starts again because of this call
     """
 
     def __init__(
@@ -115,8 +121,13 @@ class GangCall:
         self.disconnected: set[int] = set()
         self.main_rank = 0
         self.shares_memory = job.shares_memory
-        self.waiting = ""
+        self.waiting = self.lost_state = ""
         job.connections.send(task.with_copied_buffers(), self._ranks)
+
+    def __repr__(self) -> str:
+        running = self.running
+        state = f"runs on {format_ranks(running)}" if running and not self._is_over else "has ended"
+        return f"<call of {self._name or 'a function'}: {state}>"
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -256,6 +267,8 @@ class GangCall:
                 error = first = interrupt  # the user's first interrupt: the ranks were interrupted for another reason
                 self._wait_for_ranks(is_interrupted=True)
             self._check_ranks()
+            if self.lost_state and error is not None and not isinstance(error, KeyboardInterrupt):
+                add_note(error, self.lost_state)
         except KeyboardInterrupt as again:
             error = again
             self._job.mark_broken(f"{format_ranks(self.running)} did not end when interrupted twice")
@@ -349,7 +362,8 @@ class GangCall:
         self._lock.release()
 
     def _raise_timeout(self, timeout: float | None) -> None:
-        stacks, running = self._job.stacks(), self.running
+        stacks = self._job.stacks(raised={failure.rank: failure.error for failure in self.failures})
+        running = self.running
         if self.failures:
             self.waiting = f"{format_ranks(running)} did not return: {stacks}"
             raise combined_exception(self.failures, self.waiting)
@@ -409,6 +423,9 @@ class GangCall:
             reason = step_difference({rank: outcome.message.note for rank, outcome in self.outcomes.items()})
         if reason:
             self._job.mark_broken(reason)
+            self.lost_state = (
+                f"the gang starts again at its next use, and its ranks' state is lost, with all variables: {reason}"
+            )
 
     def _poll(self, timeout: float | None) -> None:
         """Wait at most `timeout` seconds for messages and output, and turn them into events."""

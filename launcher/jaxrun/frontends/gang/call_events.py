@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
+
+from msgspec import Struct
 
 from jaxrun.frontends.gang.gang_errors import RemoteFailure
 from jaxrun.protocol.gang_messages import GangMessage
 
 
-@dataclass(frozen=True, slots=True)
-class RankMessage:
+class RankMessage(Struct, frozen=True):
     """A rank's function has sent a value."""
 
     rank: int
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Printed:
+class Printed(Struct, frozen=True):
     """A rank's Python code has printed; `stream` is "out" or "err"."""
 
     rank: int
@@ -28,8 +27,7 @@ class Printed:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(Struct, frozen=True):
     """The function has ended on a rank; `error` is None if it has returned."""
 
     rank: int
@@ -41,15 +39,13 @@ class Returned:
         return self.message.load()
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
+class Disconnected(Struct, frozen=True):
     """A rank's connection has ended: the rank has died, or its job was stopped."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherOutput:
+class LauncherOutput(Struct, frozen=True):
     """Complete lines that the launcher printed about the job, mainly that its ranks are out of step."""
 
     text: str

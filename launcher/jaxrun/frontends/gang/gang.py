@@ -18,6 +18,7 @@ from jaxrun.frontends.gang.call import GangCall, Results, check_timeout
 from jaxrun.frontends.gang.call_events import Display, TerminalDisplay
 from jaxrun.frontends.gang.gang_errors import GangError
 from jaxrun.frontends.gang.gang_job import GangJob, GangWorker
+from jaxrun.frontends.gang.keywords import names_keywords
 from jaxrun.frontends.gang.map_call import map_items
 from jaxrun.frontends.gang.rank_connections import remove_directories, sigint_deferred
 from jaxrun.frontends.gang.spec import GangSpec
@@ -26,14 +27,20 @@ from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
 from jaxrun.protocol.job_messages import FaultOrder
 from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
+from jaxrun.spec.backends import LOCAL
 from jaxrun.spec.job.fault_spec import FAULT_KINDS
-from jaxrun.spec.job.options import PRELOAD_AUTO
+from jaxrun.spec.job.option_checks import PRELOAD_AUTO
 
 if TYPE_CHECKING:
     from jaxrun.analysis.diagnosis.snapshot import Snapshot
 
 
 _YIELD_S = 0.02  # for another thread to get the lock
+# Names that are sought in a Gang, and what to use instead.
+_INSTEAD = {
+    "snapshot": "for the stacks of a gang's ranks, gang.rank_stacks(), or gang.stacks() as text; to keep a program's "
+    "state, jaxrun_runtime.snapshot in the function that the gang runs"
+}
 
 
 class Gang:
@@ -54,15 +61,20 @@ class Gang:
 
     The ranks start at once. Raises UsageError for arguments that are wrong, and GangStartError, with the launcher's
     output, if the gang does not start. Several threads may use a gang; it runs their calls one after the other.
+
+    >>> with jaxrun.Gang(processes=2) as gang:
+    ...     gang.run(lambda x: x + 1, 1)
+    (2, 2)
     """
 
+    @names_keywords
     def __init__(
         self,
         processes: int | None = None,
         devices: int | None = None,
         *,
         hosts: int | None = None,
-        backend: str = "local",
+        backend: str = LOCAL,
         platform: str = "auto",
         env: Mapping[str, str] | None = None,
         lockstep: str = LOCKSTEP_RECORD,
@@ -206,16 +218,6 @@ class Gang:
         """Whether the gang was closed, and cannot be used any more."""
         return self._closed
 
-    def mark_broken(self, reason: str) -> None:
-        """Make the next call restart the gang, for this reason."""
-        self._job.mark_broken(reason)
-
-    def ensure_usable(self) -> None:
-        """Restart the gang now if the next call would, and print why."""
-        with self._locked():
-            self._finish_open_call()
-            self._usable_job()
-
     def restart(self) -> None:
         """Start the gang again, with new processes that know nothing about earlier calls."""
         with self._locked():
@@ -332,9 +334,16 @@ class Gang:
         """A text that says where all ranks are now, in groups; with `full`, all frames of each."""
         return self._job.stacks(full=full)
 
-    def snapshot(self) -> Snapshot:
+    def rank_stacks(self) -> Snapshot:
         """Return the same as a value. Raises JaxrunError if the ranks cannot be asked."""
         return self._job.snapshot()
+
+    if not TYPE_CHECKING:  # else every name would be an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                _INSTEAD.get(name, f"{type(self).__name__!r} object has no attribute {name!r}"), name=name, obj=self
+            )
 
     def fault(self, kind: str, rank: int) -> None:
         """Inject a fault into a rank: "kill" it (SIGKILL) or "pause" it (SIGSTOP)."""
@@ -355,6 +364,34 @@ class Gang:
         """
         self.fault("pause", rank)
         self._running_job.wait_until_paused(rank)
+
+
+# ---- for notebooks and pytest
+
+
+def mark_broken(gang: Gang, reason: str) -> None:
+    """Make the gang's next call restart it, for this reason."""
+    gang._job.mark_broken(reason)
+
+
+def is_ready(gang: Gang) -> bool:
+    """Whether a call would start at once, on the ranks that run now."""
+    if gang._owner != os.getpid() or not gang._lock.acquire(blocking=False):
+        return False
+    try:
+        if gang._open_call is None and not gang.closed and not gang._job.stopped:
+            gang._job.check_connections()
+            return gang.healthy
+        return False
+    finally:
+        gang._lock.release()
+
+
+def ensure_usable(gang: Gang) -> None:
+    """Restart the gang now if its next call would, and print why."""
+    with gang._locked():
+        gang._finish_open_call()
+        gang._usable_job()
 
 
 _all: weakref.WeakSet[Gang] = weakref.WeakSet()

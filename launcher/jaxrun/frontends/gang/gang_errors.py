@@ -8,8 +8,9 @@ import re
 import signal as signals
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.consequences import ErrorOrigin, classify_error
 from jaxrun.analysis.verdict.verdict import Verdict
@@ -22,11 +23,24 @@ _NEVER_RAISED_AGAIN = (SystemExit, KeyboardInterrupt, GeneratorExit)  # they wou
 
 
 class GangError(JaxrunError):
-    """A gang cannot do what was asked."""
+    """A gang cannot do what was asked.
+
+    >>> gang = jaxrun.Gang(processes=1)
+    >>> gang.close()
+    >>> gang.run(len, "abc")
+    Traceback (most recent call last):
+    jaxrun.frontends.gang.gang_errors.GangError: this gang of 1 is closed; make another
+    """
 
 
 class GangStartError(GangError):
-    """A gang did not start. The text is the launcher's output, `exit_code` its exit code."""
+    """A gang did not start. The text is the launcher's output, `exit_code` its exit code.
+
+    >>> jaxrun.Gang(options="--no-such")
+    Traceback (most recent call last):
+    jaxrun.frontends.gang.gang_errors.GangStartError: the gang did not start:
+    jaxrun: there is no option --no-such; …
+    """
 
     def __init__(self, text: str, exit_code: int = EXIT_UNAVAILABLE) -> None:
         super().__init__(text)
@@ -39,6 +53,13 @@ class WorkerDied(GangError):
     rank, host:  of the rank that died first; `ranks`: all that died in the same way
     signal:      the signal that killed it, or None
     status:      its exit status as a shell shows it: 128 + the number of the signal; 0 after os._exit(0)
+
+    >>> with jaxrun.Gang(processes=1) as gang:
+    ...     try:
+    ...         gang.run(os._exit, 3)
+    ...     except jaxrun.WorkerDied as error:
+    ...         print(error.rank, error.signal, error.status)
+    0 None 3
     """
 
     def __init__(self, text: str, ranks: Sequence[int], hosts: Mapping[int, str], status: int) -> None:
@@ -61,7 +82,15 @@ class WorkerDied(GangError):
 
 
 class CallTimeout(GangError, TimeoutError):
-    """A call took longer than its `timeout`. The text says where each rank was; `missing`: ranks still running."""
+    """A call took longer than its `timeout`. The text says where each rank was; `missing`: ranks still running.
+
+    >>> with jaxrun.Gang(processes=2) as gang:
+    ...     try:
+    ...         gang.run(time.sleep, 60, timeout=0.2)
+    ...     except jaxrun.CallTimeout as error:
+    ...         print(error.missing)
+    (0, 1)
+    """
 
     exit_code = EXIT_TIMEOUT
 
@@ -71,7 +100,12 @@ class CallTimeout(GangError, TimeoutError):
 
 
 class RemoteError(GangError):
-    """Replaces a rank's exception that cannot be raised here; the text begins with the name of its type."""
+    """Replaces a rank's exception that cannot be raised here; the text begins with the name of its type.
+
+    >>> jaxrun.launch(sys.exit, 3, processes=1)
+    Traceback (most recent call last):
+    jaxrun.frontends.gang.gang_errors.RemoteError: SystemExit: the function has called sys.exit with status 3
+    """
 
 
 class RemoteTraceback(Exception):
@@ -81,8 +115,7 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0].rstrip()}\n"""'
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFailure:
+class RemoteFailure(Struct, frozen=True):
     """An exception from a rank's function.
 
     error:      the type's name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,9 +12,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
@@ -28,11 +29,12 @@ from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.forkserver_messages import ImportedName, Preloaded
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
-from jaxrun.protocol.job_messages import SignalOrder
+from jaxrun.protocol.job_messages import OrderedSignal, SignalOrder
 from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.rundir.job_requests import format_stacks, request_overview, request_snapshot
 from jaxrun.records.rundir.recorded_files import read_job_events
+from jaxrun.spec.backends import LOCAL
 from jaxrun.text import format_ranks, has_several_hosts, plural
 
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the ranks to end by themselves
@@ -41,8 +43,7 @@ _EXIT_POLL_S = 0.1  # between two checks of how ranks have exited
 _NO_VERDICT = 2  # exit status of a launcher without a verdict: its command line was wrong
 
 
-@dataclass(frozen=True, slots=True)
-class GangWorker:
+class GangWorker(Struct, frozen=True):
     """One rank of a gang; `devices` counts its own."""
 
     rank: int
@@ -84,7 +85,7 @@ class GangJob:
         self.stopped = False
         self._stop_lock = threading.RLock()
         self.interrupts = 0
-        self.shares_memory = spec.backend == "local"
+        self.shares_memory = spec.backend == LOCAL
         self._listener = RankListener(remote=not self.shares_memory, interface=spec.interface)
         try:
             run_dir = run_dir or self._listener.directory / "run"
@@ -105,7 +106,7 @@ class GangJob:
         """Write `4 processes x 2 devices (cpu) on this machine`."""
         hosts = {worker.rank: worker.host for worker in self.workers}
         where = f"on {len(set(hosts.values()))} hosts" if has_several_hosts(hosts) else f"on {hosts[0]}"
-        if self.spec.backend == "local":
+        if self.spec.backend == LOCAL:
             where = f"on {plural(self.spec.hosts, 'simulated host')}" if self.spec.hosts else "on this machine"
         first = self.workers[0]
         return f"{plural(len(hosts), 'process')} x {plural(first.devices, 'device')} ({first.platform}) {where}"
@@ -146,7 +147,7 @@ class GangJob:
 
     def interrupt(self) -> None:
         self.interrupts += 1
-        self.launcher.job.send(SignalOrder(signal.SIGINT))
+        self.launcher.job.send(SignalOrder(OrderedSignal.SIGINT))
 
     def wait_until_paused(self, rank: int) -> None:
         """Wait until a signal has stopped the rank, or it has ended. Raises GangError if neither comes."""
@@ -172,10 +173,10 @@ class GangJob:
             raise GangError("their job is stopped")
         return request_snapshot(self.launcher.job)
 
-    def stacks(self, *, full: bool = False) -> str:
-        """Return the same as text, in groups; with `full`, all frames of each."""
+    def stacks(self, *, full: bool = False, raised: Mapping[int, str] | None = None) -> str:
+        """Return the same as text, in groups; with `full`, all frames of each. `raised`: see Snapshot."""
         try:
-            return format_stacks(self.snapshot(), full=full)
+            return format_stacks(replace(self.snapshot(), raised=raised or {}), full=full)
         except JaxrunError as error:
             return f"cannot find out where they are: {error}"
 

@@ -22,7 +22,7 @@ def imports_of_main() -> list[ImportedName]:
     if file is None:
         modules = [value.__name__ for value in list(vars(main).values()) if isinstance(value, ModuleType)]
         modules += [name for name in _imported_by_cells(vars(main).get("In", ())) if name in sys.modules]
-        return [ImportedName(name) for name in dict.fromkeys(modules) if preloadable(name)]
+        return [ImportedName(name, in_table=True) for name in dict.fromkeys(modules) if preloadable(name)]
     program = ["-m", spec.name] if spec is not None else [file]
     found = find_leading_imports(program, _directory(), preloadable).imports
     return [line for line in found if line.name.partition(":")[0] in sys.modules]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from numbers import Number
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.map_messages import ArraySpec, NotTraceable, tree_parts, with_parts
@@ -13,8 +14,7 @@ from jaxrun.protocol.map_messages import ArraySpec, NotTraceable, tree_parts, wi
 _KINDS = "biufcV"  # of numpy's types: bool, int, unsigned, float, complex; bfloat16 and similar types have the kind V
 
 
-@dataclass(frozen=True, slots=True)
-class MapItems:
+class MapItems(Struct, frozen=True):
     """The leaves of all items.
 
     template:  one item with numbers for its leaves: 0, 1 … of `mapped`, -1, -2 … of `shared`

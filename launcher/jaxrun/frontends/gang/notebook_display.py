@@ -8,9 +8,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from jaxrun.frontends.gang.call_events import Printed, ShownCall
 from jaxrun.frontends.gang.gang_errors import RemoteFailure, group_failures
@@ -69,7 +70,7 @@ class NotebookDisplay:
         if isinstance(error, KeyboardInterrupt):
             publish(self._shell, {"text/plain": _describe_interrupt(call, healthy)})
         if error is not None:
-            error._render_traceback_ = lambda: _user_traceback(self._shell, error)  # type: ignore[attr-defined]
+            show_user_frames(self._shell, error)
         self._begin()
 
     def _show(self, last_line: str) -> None:
@@ -88,6 +89,11 @@ def find_display() -> NotebookDisplay | None:
     return NotebookDisplay(shell) if shell is not None else None
 
 
+def show_user_frames(shell: Any, error: BaseException) -> None:
+    """Have IPython show an error without jaxrun's frames."""
+    error._render_traceback_ = lambda: _user_traceback(shell, error)  # type: ignore[attr-defined]
+
+
 def _describe_interrupt(call: ShownCall, healthy: bool) -> str:
     stuck = f"{format_ranks(call.running)} could not be interrupted; " if call.running else ""
     if healthy:
@@ -98,8 +104,7 @@ def _describe_interrupt(call: ShownCall, healthy: bool) -> str:
 # ---- the ranks' output, and the values of a cell
 
 
-@dataclass(eq=False, slots=True)
-class _Line:
+class _Line(Struct, eq=False):
     text: str
     ranks: set[int] = field(default_factory=set)
 

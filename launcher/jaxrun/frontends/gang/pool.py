@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.call import Results
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.gang_errors import GangError
+from jaxrun.frontends.gang.keywords import ARGUMENTS, check_keywords, check_passed_on
 from jaxrun.frontends.gang.map_call import map_items
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.protocol.probe_messages import Gpus
@@ -29,7 +29,12 @@ from jaxrun.spec.job.layout import decide_layout, wanted_platforms
 
 
 class Pool:
-    """Maps functions over items, in place of multiprocessing.Pool; made by `pool`."""
+    """Maps functions over items, in place of multiprocessing.Pool; made by `pool`.
+
+    >>> with jaxrun.pool(2, jax=False) as pool:
+    ...     pool.starmap(divmod, [(7, 2), (9, 4)])
+    [(3, 1), (2, 1)]
+    """
 
     def __init__(self, gang: Gang, *, jax: bool) -> None:
         self._gang, self._jax = gang, jax
@@ -47,6 +52,9 @@ class Pool:
     def starmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
         """As `map`, but each item is a tuple of arguments for `func`."""
         return self._map(func, iterable, chunksize, unpack_items=True)
+
+    def __repr__(self) -> str:
+        return f"<pool: {'closed' if self._closed else self._gang}>"
 
     def close(self) -> None:
         """Accept no more work."""
@@ -77,8 +85,12 @@ def launch(fn: Callable[..., Any], *args: Any, timeout: float | None = None, **k
     """Start a job, call `fn(*args, **kwargs)` on each of its ranks, and end the job; returns the results by rank.
 
     Gang takes the keywords that describe the job; `fn` gets all others. Results and errors are the same as in Gang.run.
+
+    >>> jaxrun.launch(sum, [1, 2], processes=2)
+    (3, 3)
     """
-    named = {each.name: kwargs.pop(each.name) for each in fields(GangSpec) if each.name in kwargs}
+    named = {name: kwargs.pop(name) for name in GangSpec.__struct_fields__ if name in kwargs}
+    check_passed_on(fn, kwargs)
     with Gang(**named) as gang:
         return gang.run(fn, *args, timeout=timeout, **kwargs)
 
@@ -91,9 +103,14 @@ def pool(processes: int | None = None, *, jax: bool = True, **gang: Any) -> Pool
     jax:        False calls functions as plain Python, item by item
 
     The other arguments are Gang's, except devices. With several hosts, each has one process with devices.
+
+    >>> with jaxrun.pool(2) as pool:
+    ...     pool.map(lambda x: x * x, [1, 2, 3])
+    array([1, 4, 9], dtype=int32)
     """
     if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int) or processes < 1):
         raise UsageError(f"processes of a pool must be a whole number from 1, not {processes!r}")
+    check_keywords("pool", gang, (ARGUMENTS - {"devices"}) | {"jax"})
     cores, spec = processes or len(os.sched_getaffinity(0)), GangSpec(**gang)
     hosts, platform = spec.hosts or 1, spec.platform
     if jax:

@@ -14,8 +14,9 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from jaxrun.errors import ProtocolError
 from jaxrun.files.own_files import remove_directory
@@ -36,8 +37,7 @@ _MAX_WAIT_S = 0.2  # Ctrl-C does not end a wait that begins just after it, nor o
 _set_handler = inspect.unwrap(signal.signal)  # the runtime's replacement in a rank would report each change to the head
 
 
-@dataclass(slots=True)
-class _RankConnection:
+class _RankConnection(Struct):
     rank: int
     socket: socket.socket
     reader: GangMessageReader

@@ -5,30 +5,33 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import force_setattr
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_RECORD
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.names import RUNTIME
-from jaxrun.spec.job.options import PRELOAD_AUTO, PRELOAD_NONE, check_preload
+from jaxrun.spec.backends import LOCAL
+from jaxrun.spec.job.option_checks import PRELOAD_AUTO, PRELOAD_NONE, check_preload
 
 _RANK_PROGRAM = f"{RUNTIME}.gang"
-_LOCAL = "local"
 _OF_HOSTS = "mpirun or ssh"  # the launcher chooses
 _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save
 
 
-@dataclass(frozen=True, slots=True)
-class GangSpec:
+class GangSpec(HidesFields, frozen=True):
     """The arguments of Gang, which documents them. Raises UsageError for invalid ones."""
+
+    hidden = frozenset({"env"})
 
     processes: int | None = None
     devices: int | None = None
     hosts: int | None = None
-    backend: str = _LOCAL
+    backend: str = LOCAL
     platform: str = "auto"
-    env: Mapping[str, str] | None = field(default=None, repr=False)
+    env: Mapping[str, str] | None = None
     lockstep: str = LOCKSTEP_RECORD
     run_dir: str | os.PathLike[str] | None = None
     options: str | Sequence[str] = ()
@@ -44,18 +47,18 @@ class GangSpec:
             raise UsageError(f"env of a gang must map names to strings, not {env!r}")
         if wrong := [name for name in env if not name or "=" in name]:
             raise UsageError(f"a variable's name must not be empty, nor contain '=': env of a gang has {wrong[0]!r}")
-        object.__setattr__(self, "env", env)
-        object.__setattr__(self, "options", split_options(self.options))
-        if self.backend == _LOCAL and any(map(_names_hosts, self.options)):
-            object.__setattr__(self, "backend", _OF_HOSTS)
-        object.__setattr__(self, "preload", _join_modules(self.preload))
+        force_setattr(self, "env", env)
+        force_setattr(self, "options", split_options(self.options))
+        if self.backend == LOCAL and any(map(_names_hosts, self.options)):
+            force_setattr(self, "backend", _OF_HOSTS)
+        force_setattr(self, "preload", _join_modules(self.preload))
         if self.run_dir is not None:
-            object.__setattr__(self, "run_dir", Path(self.run_dir).absolute())
+            force_setattr(self, "run_dir", Path(self.run_dir).absolute())
 
     @property
     def may_fork(self) -> bool:
         """Whether the ranks may be forked from a process that has imported jax; the launcher decides."""
-        return self.backend == _LOCAL and self.platform not in ("rocm", "tpu") and "--no-fork" not in self.options
+        return self.backend == LOCAL and self.platform not in ("rocm", "tpu") and "--no-fork" not in self.options
 
     @property
     def interface(self) -> str:
@@ -73,7 +76,7 @@ class GangSpec:
 
     def command_line(self, run_dir: Path, modules: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the launcher's words; `modules` are those that its fork server has to import."""
-        hosts = "--simulate-hosts" if self.backend == _LOCAL else "--hosts"
+        hosts = "--simulate-hosts" if self.backend == LOCAL else "--hosts"
         given = (
             ("--backend", None if self.backend == _OF_HOSTS else self.backend),
             ("--processes", self.processes),
@@ -94,7 +97,7 @@ class GangSpec:
     def __str__(self) -> str:
         size = "" if self.processes is None else f" of {self.processes}"
         devices = "" if self.devices is None else f" x {self.devices} devices"
-        where = "" if self.backend == _LOCAL else f" by {self.backend}"
+        where = "" if self.backend == LOCAL else f" by {self.backend}"
         return f"gang{size}{devices}{where}"
 
 

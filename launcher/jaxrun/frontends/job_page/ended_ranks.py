@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from jaxrun.analysis.diagnosis.consequences import Fate
+from jaxrun.analysis.diagnosis.doing import Doing, StandingOut
 from jaxrun.analysis.lockstep.profile_plan import step_length
-from jaxrun.frontends.top.samples import FAILED, LIKE_OTHERS, Doing, RankSample
-from jaxrun.frontends.top.view import View
+from jaxrun.frontends.top.samples import RankSample
+from jaxrun.frontends.top.view import Pace, View
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, RankTrace
 from jaxrun.text import format_status
 
@@ -33,8 +34,7 @@ def ended_view(trace: JobTrace, name: str, seen: View | None = None) -> View:
         attempt=last.number,
         seconds=trace.end - trace.start,
         samples=samples,
-        pace=None,
-        calls_per_step=step_length([(call.name, call.place) for call in calls]),
+        pace=Pace(per_step=step_length([(call.name, call.place) for call in calls])),
         hosts=seen.hosts if seen is not None else (),
     )
 
@@ -74,7 +74,7 @@ def _sample(part: RankTrace, trace: JobTrace, seen: RankSample | None) -> RankSa
         host=part.host,
         state=state,
         doing=doing,
-        standing_out=FAILED if doing is Doing.FAILED else LIKE_OTHERS,
+        standing_out=StandingOut.FAILED if doing is Doing.FAILED else StandingOut.LIKE_OTHERS,
         number=part.calls[-1].number if part.calls else None,
         memory_bytes=part.peak_memory_bytes or (seen.memory_bytes if seen is not None else None),
         gpu_bytes=seen.gpu_bytes if seen is not None else None,

@@ -25,7 +25,9 @@ function showDocument(data) {
   showAttempts(data);
   showVerdict(data.verdict);
   showRank();
-  if (chosenRank !== null && `${chosenRank}` in data.outputs) showOutput(data.outputs[chosenRank]);
+  showAttemptChoice(data);
+  if (chosenAttempt !== null) fetchOutput();
+  else if (chosenRank !== null && `${chosenRank}` in data.outputs) showOutput(data.outputs[chosenRank]);
   else if (!data.is_live && chosenRank !== null) chooseRank(chosenRank);
   ids("load").hidden = !(data.is_live && isServed);
   if (data.timeline) loadTimeline(data.timeline);

@@ -15,6 +15,9 @@ function showHeading(data) {
   const live = [tries, time, ranks.length ? size : "", paceText(job)], over = [data.verdict && data.verdict.headline];
   ids("summary").textContent = (data.verdict ? over : live).filter(Boolean).join(" · ");
   showNote(job.note);
+  const told = data.verdict ? null : job.progress;
+  ids("progress").hidden = !told || !told.total;
+  if (told && told.total) Object.assign(ids("progress"), {max: told.total, value: Math.min(told.step, told.total)});
 }
 
 function showNote(text) {
@@ -25,7 +28,10 @@ function showNote(text) {
 function paceText(job) {
   if (job.calls_per_second === null) return "";
   const noun = job.calls_per_step ? "step" : "call", rate = job.calls_per_second / (job.calls_per_step || 1);
-  if (rate <= 0) return `no ${noun}s`;
+  if (rate <= 0) {
+    const made = Math.floor((job.calls || 0) / (job.calls_per_step || 1));
+    return made ? `${plural(made, noun)}${job.idle_s === null ? "" : `, none for ${seconds(job.idle_s)}`}` : `no ${noun}s yet`;
+  }
   return rate < 0.095 ? `a ${noun} in ${Math.round(1 / rate)} s` : `${figure(rate)} ${noun}s/s`;
 }
 

@@ -1,14 +1,14 @@
 
 // The grid of hosts and ranks, and the rank that is chosen.
 const KINDS = {  // in the order in which they are listed; the sign says the same as the colour
-  failed: ["✕", "failed, or does not answer"], stopped: ["‖", "stopped"],
+  failed: ["✕", "has failed, or does not answer"], stopped: ["‖", "is stopped"],
   debugged: ["D", "is debugged"], late: ["!", "others wait for it"],
   waiting: ["…", "waits for other ranks"], compiling: ["c", "compiles"], working: ["▸", "works"],
-  idle: ["·", "idle, or waits for something else"], starting: ["↑", "starts"], ended: ["–", "was ended"],
-  finished: ["✓", "finished"],
+  idle: ["·", "is idle, or waits for something else"], starting: ["↑", "starts"], ended: ["–", "was ended"],
+  finished: ["✓", "has finished"],
 };
 const DENSE_ABOVE = 256;  // ranks, from which on cells are small and have no number
-let ranks = [], hosts = new Map(), cells = new Map(), chosenRank = null;
+let ranks = [], hosts = new Map(), cells = new Map(), chosenRank = null, chosenAttempt = null;  // null: the last
 
 function kindOf(one) {
   return ["late", "slow"].includes(one.standing_out) && one.doing !== "debugged" ? "late" : one.doing;
@@ -116,12 +116,33 @@ async function chooseRank(rank) {
   paintRanks();
   showRank();
   cells.get(rank).scrollIntoView({block: "nearest"});
-  if (`${rank}` in shown.outputs) { showOutput(shown.outputs[rank]); return; }
-  if (!isServed) { showOutput(""); return; }
-  showOutput("…");
-  const text = await ask(`output?rank=${rank}`, answer => answer.text());
-  if (text !== null && chosenRank === rank) showOutput(text);
+  await fetchOutput();
 }
+
+async function fetchOutput() {
+  const [rank, attempt] = [chosenRank, chosenAttempt];
+  const known = attempt === null ? shown.outputs : shown.earlier_outputs[attempt] || {};
+  if (`${rank}` in known || !isServed) { showOutput(known[rank] || ""); return; }
+  showOutput("…");
+  const text = await ask(`output?rank=${rank}&attempt=${attempt || 0}`, answer => answer.text());
+  if (text !== null && chosenRank === rank && chosenAttempt === attempt) showOutput(text);
+}
+
+// The attempts whose output can be shown: all from a server, else those that are in the page.
+function showAttemptChoice(data) {
+  const last = data.attempts.length ? data.attempts[data.attempts.length - 1].number : null;
+  const numbers = data.attempts.map(one => one.number).filter(n => n === last || isServed || n in data.earlier_outputs);
+  ids("of-attempt").hidden = numbers.length < 2;
+  const select = ids("attempt"), wanted = numbers.map(number => number === last ? `attempt ${number}, the last` : `attempt ${number}`);
+  if (JSON.stringify([...select.options].map(one => one.textContent)) === JSON.stringify(wanted)) return;
+  select.replaceChildren(...numbers.map((number, at) => Object.assign(make("option", wanted[at]), {value: number === last ? "" : number})));
+  select.value = chosenAttempt === null ? "" : `${chosenAttempt}`;
+}
+
+ids("attempt").addEventListener("change", () => {
+  chosenAttempt = ids("attempt").value ? Number(ids("attempt").value) : null;
+  fetchOutput();
+});
 
 ids("hosts").addEventListener("click", event => {
   const cell = event.target.closest(".cell");

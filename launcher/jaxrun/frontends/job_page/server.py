@@ -9,22 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import sys
-import threading
+import socket
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from typing import NoReturn
+from urllib.parse import parse_qs
 
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
+from jaxrun.frontends.http_server import BACKLOG, HttpAnswer, HttpRequest, HttpServer, plain
 from jaxrun.frontends.job_page.document import Attempt, LiveJob, live_document, read_outputs, whole_document
 from jaxrun.frontends.job_page.page import format_page, policy
 from jaxrun.frontends.top.feed import Feed
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.records.history.collect import job_title
 from jaxrun.records.history.job_log import read_attempts
 from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_plan
@@ -35,12 +34,11 @@ from jaxrun.terminal import in_one_line
 ADDRESS = "127.0.0.1"
 _UPDATE_S = 0.8  # for so long an answer of the job is shown again, to whoever asks
 _RATES = 1800  # kept for the curve: an hour
-_KEEP_ALIVE_S = 30.0  # a connection on which nothing comes
 _VERDICT_S = 2.0  # after the end of a job, for its verdict: a launcher that was killed leaves none
 
 
 class JobPage:
-    """The content of the page of one job; the methods may be called from any thread.
+    """The content of the page of one job.
 
     job:  None if it is over
     """
@@ -54,27 +52,25 @@ class JobPage:
         self._attempts: list[Attempt] = []
         self._gone_at: float | None = None
         self._ended = ""  # the document, once the job is over
-        self._lock = threading.Lock()
 
     def document(self, rank: int = 0, *, with_timeline: bool = False) -> str:
         """Return the content of document.json, with the output of this rank, and once the job is over with the chart.
 
         Raises JaxrunError if the files of the job cannot be read.
         """
-        with self._lock:
-            if self._ended:
-                return self._ended
-            live = self._follow() if self._feed is not None else None
-            if live is None or self._has_ended():
-                self._ended = json.dumps(whole_document(self._run_dir, live))
-                return self._ended
+        if self._ended:
+            return self._ended
+        live = self._follow() if self._feed is not None else None
+        if live is None or self._has_ended():
+            self._ended = json.dumps(whole_document(self._run_dir, live))
+            return self._ended
         if with_timeline:
             return json.dumps(whole_document(self._run_dir, live, is_over=False))
         return json.dumps(live_document(self._run_dir, live, read_outputs(self._run_dir, [rank])))
 
-    def output(self, rank: int) -> str:
-        """The end of what a rank has written."""
-        return read_outputs(self._run_dir, [rank])[rank]
+    def output(self, rank: int, attempt: int = 0) -> str:
+        """The end of what a rank has written in this attempt; 0 stands for the last."""
+        return read_outputs(self._run_dir, [rank], attempt)[rank]
 
     def _has_ended(self) -> bool:
         """Whether the job is over, and has its verdict."""
@@ -84,7 +80,7 @@ class JobPage:
         return (self._run_dir / VERDICT_FILE).exists() or self._clock() - self._gone_at > _VERDICT_S
 
     def _follow(self) -> LiveJob:
-        """Ask the job, unless that was done a moment ago; the caller holds the lock."""
+        """Ask the job, unless that was done a moment ago."""
         assert self._feed is not None
         now = self._clock()
         is_new = self._feed.is_running and now - self._updated_at >= _UPDATE_S
@@ -92,8 +88,8 @@ class JobPage:
             self._feed.update()
             self._updated_at = now
         view = self._feed.view()
-        if is_new and view.pace is not None and view.seconds is not None:
-            self._rates.append((round(view.seconds, 1), round(view.pace, 3)))
+        if is_new and view.pace.rate is not None and view.seconds is not None:
+            self._rates.append((round(view.seconds, 1), round(view.pace.rate, 3)))
         if not self._attempts or view.attempt != self._attempts[-1].number:
             self._attempts = _read_attempts(self._run_dir)
         plan = read_plan(self._run_dir)
@@ -108,73 +104,48 @@ def _read_attempts(run_dir: Path) -> list[Attempt]:
     return []
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Answers GET below the token only, and only to a browser that was given this machine's own address."""
+class _PageServer:
+    """Answers requests below the token only, and only from a browser that was given this machine's own address."""
 
-    protocol_version = "HTTP/1.1"  # one connection, and one thread, for all requests of a page
-    timeout = _KEEP_ALIVE_S
-
-    def __init__(self, page: JobPage, token: str, *arguments: Any) -> None:
+    def __init__(self, page: JobPage, token: str, port: int) -> None:
         self._page = page
         self._token = token
-        super().__init__(*arguments)
+        self._hosts = (f"{ADDRESS}:{port}", f"localhost:{port}")
 
-    def do_GET(self) -> None:
-        _, port = self.connection.getsockname()
-        if self.headers.get("Host") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):  # a name that leads here
-            self.send_error(HTTPStatus.FORBIDDEN)
-            return
-        address = urlsplit(self.path)
-        token, *rest = address.path.removeprefix("/").split("/")
+    def answer(self, request: HttpRequest) -> HttpAnswer:
+        if request.headers.get("host") not in self._hosts:  # a name that leads here
+            return plain(HTTPStatus.FORBIDDEN)
+        token, *rest = request.target.path.removeprefix("/").split("/")
         if not secrets.compare_digest(token.encode(), self._token.encode()):
-            self.send_error(HTTPStatus.NOT_FOUND)
-            return
-        query = parse_qs(address.query, keep_blank_values=True)
-        rank = query.get("rank", ["0"])[0]
-        is_number = rank.isdecimal() and len(rank) < 10
+            return plain(HTTPStatus.NOT_FOUND)
+        if not rest:
+            return HttpAnswer(HTTPStatus.FOUND, b"", headers={"Location": f"/{token}/"})
         try:
-            if not rest:
-                self._answer("", "text/plain", status=HTTPStatus.FOUND, location=f"/{token}/")
-            elif rest == [""]:
-                self._answer(format_page(json.loads(self._page.document()), is_served=True), "text/html")
-            elif rest == ["document.json"] and is_number:
-                text = self._page.document(int(rank), with_timeline="timeline" in query)
-                self._answer(text, "application/json")
-            elif rest == ["output"] and is_number:
-                self._answer(self._page.output(int(rank)), "text/plain")
-            else:
-                self.send_error(HTTPStatus.NOT_FOUND)
+            return self._answer_to_owner(rest, parse_qs(request.target.query, keep_blank_values=True))
         except JaxrunError as error:
-            self._answer(str(error), "text/plain", status=HTTPStatus.SERVICE_UNAVAILABLE)
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
-    def _answer(self, text: str, kind: str, *, status: HTTPStatus = HTTPStatus.OK, location: str = "") -> None:
-        content = text.encode("utf-8", "backslashreplace")
-        self.send_response(status)
-        headers = {
-            "Content-Type": f"{kind}; charset=utf-8",
-            "Content-Length": str(len(content)),
-            "Content-Security-Policy": f"{policy(is_served=True)}; frame-ancestors 'none'",
-            "Cache-Control": "no-store",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-            **({"Location": location} if location else {}),
-        }
-        for header, value in headers.items():
-            self.send_header(header, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """The page asks every other second, and nobody wants a line for each."""
+    def _answer_to_owner(self, path: list[str], query: Mapping[str, list[str]]) -> HttpAnswer:
+        """Answer a request that has the token; `path` is what follows it. Raises JaxrunError."""
+        rank, attempt = (query.get(name, ["0"])[0] for name in ("rank", "attempt"))
+        is_number = all(one.isdecimal() and len(one) < 10 for one in (rank, attempt))
+        if path == [""]:
+            return _content(format_page(json.loads(self._page.document()), is_served=True), "text/html")
+        if path == ["document.json"] and is_number:
+            return _content(self._page.document(int(rank), with_timeline="timeline" in query), "application/json")
+        if path == ["output"] and is_number:
+            return _content(self._page.output(int(rank), int(attempt)), "text/plain")
+        return plain(HTTPStatus.NOT_FOUND)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show an error, unless a browser has closed its connection in the middle of an answer."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
+def _content(text: str, kind: str) -> HttpAnswer:
+    headers = {
+        "Content-Security-Policy": f"{policy(is_served=True)}; frame-ancestors 'none'",
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return HttpAnswer(HTTPStatus.OK, text.encode("utf-8", "backslashreplace"), f"{kind}; charset=utf-8", headers)
 
 
 def find_job(path: Path | None) -> tuple[Path, RunningJob | None]:
@@ -191,8 +162,8 @@ def find_job(path: Path | None) -> tuple[Path, RunningJob | None]:
         return run_dir, None
 
 
-def open_page(run_dir: Path, job: RunningJob | None, port: int) -> tuple[ThreadingHTTPServer, str]:
-    """Listen at this port, 0 for any; returns the server, which is not running yet, and the address of the page.
+def serve_page(run_dir: Path, job: RunningJob | None, port: int, on_open: Callable[[str], None]) -> NoReturn:
+    """Serve at this port, 0 for any, until Ctrl-C; `on_open` is called with the address of the page.
 
     Raises UnavailableError if the port cannot be used, UsageError if the files of a job that is over cannot be read.
     """
@@ -201,7 +172,12 @@ def open_page(run_dir: Path, job: RunningJob | None, port: int) -> tuple[Threadi
     if job is None:
         page.document()
     try:
-        server = _Server((ADDRESS, port), partial(_Handler, page, token))
+        listening = socket.create_server((ADDRESS, port), backlog=BACKLOG)
     except OSError as error:
         raise UnavailableError(f"--web {port} cannot listen there: {error.strerror}; name another port") from None
-    return server, f"http://{ADDRESS}:{server.server_port}/{token}/"
+    port = listening.getsockname()[1]
+    loop = EventLoop()
+    HttpServer(listening, _PageServer(page, token, port).answer).attach(loop)
+    on_open(f"http://{ADDRESS}:{port}/{token}/")
+    while True:
+        loop.run_once()

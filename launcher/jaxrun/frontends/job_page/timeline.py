@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxrun.analysis.verdict.goodput_text import MEANINGS, format_goodput
 from jaxrun.records.history.job_trace import JobTrace, Moment, RankTrace, Span, TracedCall
 from jaxrun.text import format_ranks, group_alike, has_several_hosts
 
@@ -22,7 +23,36 @@ def timeline_content(trace: JobTrace) -> dict[str, Any]:
     """Return the chart as the page draws it: timeline_data.js explains the numbers."""
     ranks = trace.by_rank
     shown = choose_rows(ranks, trace.culprits)
-    return {**_data(trace, ranks, shown), "notes": list(_notes(trace, ranks, shown))}
+    notes = list(_notes(trace, ranks, shown))
+    return {**_data(trace, ranks, shown), **goodput_content(trace), "notes": notes}
+
+
+def goodput_content(trace: JobTrace) -> dict[str, Any]:
+    """Return what the time was worth: a line, what each part is, and its share in each period.
+
+    In jobs whose steps are not known, there is nothing.
+    """
+    if not trace.goodput.is_known:
+        return {"goodput": None}
+    spent = trace.goodput.parts_us
+    return {
+        "goodput": {
+            "line": format_goodput(trace.goodput),
+            "parts": [
+                {"part": part, "name": name, "meaning": meaning, "seconds": round(spent[part] / _US_PER_S, 3)}
+                for part, (name, meaning) in MEANINGS.items()
+                if part in spent
+            ],
+            "periods": [
+                [
+                    round(period.start - trace.start, 3),
+                    round(period.end - trace.start, 3),
+                    {part: round(us / _US_PER_S, 3) for part, us in period.parts.items() if us},
+                ]
+                for period in trace.band
+            ],
+        }
+    }
 
 
 def choose_rows(ranks: Ranks, culprits: Iterable[int], most: int = _MAX_ROWS) -> list[int]:

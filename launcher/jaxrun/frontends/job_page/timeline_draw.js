@@ -1,6 +1,9 @@
 
 // Draws the overview, the axis and a row for each rank.
-const [overview, axis, chart, labels, scroller] = ["overview", "axis", "rows", "labels", "scroller"].map(ids);
+const [overview, band, axis, chart, labels, scroller] = ["overview", "band", "axis", "rows", "labels", "scroller"].map(ids);
+// Of the parts of the time; all others are starts and ends.
+const PART_COLOURS = {steps: "good", compiling: "compile", saving: "accent", restoring: "accent", repeated: "mild",
+                      data: "hot", slowest: "hot", stalled: "worst", suspended: "band", unknown: "idle"};
 const view = {from: 0, to: 1};
 let ROW = 38;  // pixels
 let colours = {}, chosen = null, picture = null;  // `picture` of the overview
@@ -8,7 +11,7 @@ let colours = {}, chosen = null, picture = null;  // `picture` of the overview
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   for (const name of ["panel", "ink", "muted", "line", "band", "call", "wait", "compile", "startup", "accent",
-                      "mild", "hot", "worst"])
+                      "mild", "hot", "worst", "good", "idle"])
     colours[name] = style.getPropertyValue(`--${name}`).trim();
 }
 
@@ -23,6 +26,7 @@ function heat(cost) {
 
 function draw() {
   drawOverview();
+  drawBand();
   drawAxis();
   drawRows();
 }
@@ -54,8 +58,7 @@ function drawRow(pen, row, top, width) {
   else for (let i = first; i < first + seen; i++) drawCall(pen, row, i, y, height, width);
   for (const [start, end] of row.awaited)
     if (end - start > 0.05) bar(pen, "others wait for it", start, end, heat(end - start), y, height, width);
-  let taken = -1;  // up to where flags have their names
-  for (const mark of row.marks) taken = drawFlag(pen, mark, top, width, taken);
+  drawFlags(pen, row.marks, top, width);
 }
 
 function drawCall(pen, row, i, y, height, width) {
@@ -142,25 +145,53 @@ function drawLine(pen, [time, , , bad], width) {
   if (time >= view.from && time <= view.to) line(pen, x(time, width), bad ? colours.worst : colours.muted, chart.clientHeight);
 }
 
-function drawFlag(pen, [time, name, , bad], top, width, taken) {
-  if (time < view.from || time > view.to) return taken;
-  const at = x(time, width), turned = at > width - 160, size = Math.min(5, ROW / 3);
-  pen.fillStyle = bad ? colours.worst : colours.accent;
-  pen.fillRect(at - 1, top + 1, 2, ROW - 2);
-  pen.beginPath();
-  pen.arc(at, top + ROW / 2, size, 0, 7);
-  pen.fill();
-  if (ROW < 15 || at < taken) return taken;
+// A dot for each mark, and its name where that covers no other mark; only a failure's may cover dots of what is no failure.
+function drawFlags(pen, marks, top, width) {
+  const shown = marks.filter(([time]) => time >= view.from && time <= view.to), size = Math.min(shown.length > width / 40 ? 3 : 5, ROW / 3);
+  const tint = bad => bad ? colours.worst : colours.accent;
+  for (const [time, , , bad] of shown) {
+    const at = x(time, width);
+    pen.fillStyle = tint(bad);
+    pen.fillRect(at - 1, top + 1, 2, ROW - 2);
+    pen.beginPath();
+    pen.arc(at, top + ROW / 2, size, 0, 7);
+    pen.fill();
+  }
+  if (ROW < 15) return;
   pen.font = "600 11px system-ui, 'DejaVu Sans', sans-serif";
   pen.textBaseline = "middle";
-  const wide = pen.measureText(name).width, left = turned ? at - size - 6 - wide : at + size + 4;
-  pen.globalAlpha = 0.85;
-  pen.fillStyle = colours.panel;
-  pen.fillRect(left - 2, top + 4, wide + 4, ROW - 8);
-  pen.globalAlpha = 1;
-  pen.fillStyle = bad ? colours.worst : colours.accent;
-  pen.fillText(name, left, top + ROW / 2 + 0.5);
-  return Math.max(at, left + wide) + 12;
+  const failures = shown.filter(mark => mark[3]), others = shown.filter(mark => !mark[3]);
+  const dotOf = ([time]) => [x(time, width) - size, x(time, width) + size];
+  const names = [], dots = {true: failures.map(dotOf), false: shown.map(dotOf)};
+  for (const [time, name, , bad] of [...failures, ...others]) {
+    const at = x(time, width), wide = pen.measureText(name).width, taken = [...names, ...dots[bad]];
+    const sides = [at + size + 4, at - size - 6 - wide], fits = left => left >= 2 && left + wide + 2 <= width;
+    const left = (bad ? sides.filter(fits) : [sides.find(fits)]).find(start => taken.every(([from, to]) => start + wide + 1 < from || start - 1 > to));
+    if (left === undefined) continue;
+    names.push([left, left + wide]);
+    pen.fillStyle = colours.panel;
+    pen.fillRect(left - 2, top + 4, wide + 4, ROW - 8);
+    pen.fillStyle = tint(bad);
+    pen.fillText(name, left, top + ROW / 2 + 0.5);
+  }
+}
+
+// What the time was worth: in each period the shares of the parts, productive time at the bottom.
+function drawBand() {
+  if (!job.goodput) return;
+  const {pen, width, height} = prepare(band, 20), tall = height - 4;
+  for (const [start, end, parts] of job.goodput.periods) {
+    if (end < view.from || start > view.to) continue;
+    const left = Math.floor(Math.max(0, x(start, width))), right = Math.ceil(Math.min(width, x(end, width)));
+    const whole = Math.max(1e-9, Object.values(parts).reduce((sum, spent) => sum + spent, 0));
+    let low = height - 2;
+    for (const {part} of job.goodput.parts) {
+      const share = (parts[part] || 0) / whole * tall;
+      if (!share) continue;
+      pen.fillStyle = colours[PART_COLOURS[part] || "startup"];
+      pen.fillRect(left, low -= share, right - left, share);
+    }
+  }
 }
 
 function drawAxis() {

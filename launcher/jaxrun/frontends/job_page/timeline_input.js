@@ -110,13 +110,29 @@ function find(event) {
 }
 
 function hover(event) {
-  const found = find(event), lines = found ? describe(found) : [];
+  const found = find(event);
+  showTip(event, found ? describe(found) : []);
+}
+
+function showTip(event, lines) {
   tip.hidden = !lines.length;
   if (!lines.length) return;
   tip.replaceChildren(...lines.map((text, at) => Object.assign(document.createElement(at ? "div" : "b"), {textContent: text})));
   const box = tip.getBoundingClientRect();
   tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
   tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 12 : event.clientY + 18}px`;
+}
+
+band.addEventListener("pointermove", event => {
+  const time = timeAt(event), found = job.goodput.periods.find(([start, end]) => start <= time && time <= end);
+  showTip(event, found ? describePeriod(found) : []);
+});
+band.addEventListener("pointerleave", () => { tip.hidden = true; });
+
+function describePeriod([start, end, parts]) {
+  const whole = Object.values(parts).reduce((sum, spent) => sum + spent, 0) || 1;
+  const shares = job.goodput.parts.filter(({part}) => parts[part]).map(({part, name}) => `${percent(parts[part] / whole)} ${name}`);
+  return [`${seconds(start)} to ${seconds(end)}`, ...shares];
 }
 
 function describe({row, time, i, mark, compiled, phase}) {
@@ -201,6 +217,29 @@ function showCosts() {
   pen.fillText(text, width - pen.measureText(text).width, height - 1);
 }
 
+function showGoodput() {
+  const panel = ids("goodput"), found = job.goodput;
+  panel.hidden = band.hidden = !found;
+  scroller.classList.toggle("has-band", Boolean(found));
+  if (!found) return;
+  const whole = found.parts.reduce((sum, one) => sum + one.seconds, 0) || 1;
+  const tint = ({part}) => colours[PART_COLOURS[part] || "startup"];
+  panel.querySelector("p").textContent = found.line;
+  panel.querySelector(".stack").replaceChildren(...found.parts.map(one => {
+    const piece = make("i");
+    Object.assign(piece.style, {flex: `${one.seconds / whole} 0 0`, background: tint(one)});
+    piece.title = one.name;
+    return piece;
+  }));
+  panel.querySelector("ol").replaceChildren(...found.parts.map(one => {
+    const item = make("li"), sample = make("i");
+    sample.style.background = tint(one);
+    item.title = one.meaning;
+    item.append(sample, make("b", one.name), make("span", seconds(one.seconds)), make("span", percent(one.seconds / whole)));
+    return item;
+  }));
+}
+
 // ---- start
 
 function loadTimeline(data) {
@@ -218,6 +257,7 @@ function loadTimeline(data) {
   else if (isFirst && calls.to - calls.from < job.duration / 5) showCalls();
   else if (isFirst || isWhole) show(0, job.duration);
   showCosts();
+  showGoodput();
   draw();
 }
 
@@ -240,6 +280,7 @@ function repaintTimeline() {
   readColours();
   draw();
   showCosts();
+  showGoodput();
 }
 
 addEventListener("resize", () => { if (job.rows.length) redraw(); });

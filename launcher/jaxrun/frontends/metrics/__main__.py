@@ -10,25 +10,27 @@ import contextlib
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
-from socketserver import ThreadingMixIn
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from jaxrun.errors import JaxrunError
+from jaxrun.frontends.http_server import HttpAnswer, HttpRequest, HttpServer, plain
 from jaxrun.frontends.metrics.exposition import JobFacts, collect
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.records.history.job_log import AttemptLog, read_attempts
 from jaxrun.records.rundir.job_requests import request_overview
 from jaxrun.records.rundir.recorded_files import read_job_events, read_plan
 from jaxrun.records.rundir.rundir import EVENTS_FILE
 from jaxrun.records.rundir.running_job import RunningJob, wait_for_job
 
-_CHECK_S = 1.0  # whether the job is over
+_UPDATE_S = 1.0  # for so long a reading is given again, to whoever asks
+_TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _JobCollector(Collector):
@@ -59,13 +61,23 @@ class _JobCollector(Collector):
                 self._log_bytes = size
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
+class MetricsPage:
+    """The answers to readings. Strangers may read, too: whoever asks again at once gets the same content."""
 
+    def __init__(self, collector: Collector, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(collector)
+        self._clock = clock
+        self._content = b""
+        self._made_at = float("-inf")
 
-class _QuietHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Readings come every few seconds, and nobody wants a line for each."""
+    def answer(self, request: HttpRequest) -> HttpAnswer:
+        if request.target.path not in ("/", "/metrics"):
+            return plain(HTTPStatus.NOT_FOUND)
+        if self._clock() - self._made_at >= _UPDATE_S:
+            self._content = generate_latest(self._registry)
+            self._made_at = self._clock()
+        return HttpAnswer(HTTPStatus.OK, self._content, _TEXT_FORMAT)
 
 
 def main(run_dir: str, launcher: str, listener: str) -> None:
@@ -74,19 +86,13 @@ def main(run_dir: str, launcher: str, listener: str) -> None:
     job = wait_for_job(Path(run_dir), int(launcher))
     if job is None:
         return
-    registry = CollectorRegistry()
-    registry.register(_JobCollector(job))
-    with socket.socket(fileno=int(listener)) as listening:
-        server = _Server(listening.getsockname()[:2], _QuietHandler, bind_and_activate=False)
-        server.socket.close()
-        server.socket = listening
-        server.server_name, server.server_port = "jaxrun", listening.getsockname()[1]
-        server.setup_environ()
-        server.set_app(make_wsgi_app(registry))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        while not job.wait_until_over(_CHECK_S):
-            pass
-        server.shutdown()
+    loop = EventLoop()
+    server = HttpServer(socket.socket(fileno=int(listener)), MetricsPage(_JobCollector(job)).answer)
+    server.attach(loop)
+    loop.add_reader(job.fileno(), 0, lambda: None)  # its end is noticed at once
+    while job.is_running:
+        loop.run_once()
+    server.close()
 
 
 if __name__ == "__main__":

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from statistics import median
 
+from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from jaxrun.analysis.diagnosis.doing import Doing
 from jaxrun.analysis.diagnosis.snapshot import Overview
-from jaxrun.protocol.flight_file import NOTHING
+from jaxrun.analysis.lockstep.told_progress import find_told_step, seconds_left
+from jaxrun.analysis.verdict.goodput_text import Goodput
+from jaxrun.frontends.top.samples import take_samples
+from jaxrun.records.history.goodput import account
 from jaxrun.records.history.job_log import AttemptLog
 
-_STATES = ("starting", "running", "finished", "failed", "stopped")
 _STARTUP = "startup"  # a cause of lost time, besides the outcomes of attempts
 
 
-@dataclass(frozen=True, slots=True)
-class JobFacts:
+class JobFacts(Struct, frozen=True):
     """The properties that do not change while a job runs."""
 
     job_id: str
@@ -35,12 +36,24 @@ def collect(facts: JobFacts, overview: Overview | None, attempts: Sequence[Attem
     restarts = max(0, attempts[-1].number - 1) if attempts else 0
     yield CounterMetricFamily("jaxrun_restarts", "How often the job was started again.", value=restarts)
     yield _lost_seconds(attempts)
+    yield from _time(account(attempts))
     up = 0 if overview is None else 1
     yield GaugeMetricFamily("jaxrun_launcher_answers", "Whether the launcher has answered this time.", value=up)
     if overview is not None:
         yield from _of_job(overview)
+        yield from _told_progress(overview)
         yield from _of_ranks(overview)
         yield from _of_hosts(overview)
+
+
+def _time(goodput: Goodput) -> Iterator[Metric]:
+    text = "Time of the job by what it was spent on, up to the last record of the event log."
+    spent = CounterMetricFamily("jaxrun_time_seconds", text, labels=["part"])
+    share = GaugeMetricFamily("jaxrun_time_ratio", "The same as a share; of steps, it is the goodput.", labels=["part"])
+    for part, microseconds in goodput.parts_us.items():
+        spent.add_metric([part], microseconds / 1e6)
+        share.add_metric([part], goodput.share_of(part))
+    yield from (spent, share)
 
 
 def _lost_seconds(attempts: Sequence[AttemptLog]) -> Metric:
@@ -68,25 +81,19 @@ def lost_seconds(attempts: Sequence[AttemptLog]) -> dict[str, float]:
 
 def _of_job(overview: Overview) -> Iterator[Metric]:
     ranks = GaugeMetricFamily("jaxrun_ranks", "How many ranks are in this state.", labels=["state"])
-    counts = Counter(_state(rank, overview) for rank in overview.hosts)
-    for state in _STATES:
-        ranks.add_metric([state], counts[state])
+    counts = Counter(sample.doing for sample in take_samples(overview))
+    for doing in Doing:
+        ranks.add_metric([doing.value], counts[doing])
     yield ranks
-    recorded = [flight for flight in overview.flights.values() if flight.level != NOTHING]
-    if recorded:
-        made = median(sum(flight.call_counts.values()) for flight in recorded)
+    made = overview.calls_made
+    if made is not None:
         yield CounterMetricFamily("jaxrun_calls", "Cross-process calls that a rank has made, the median.", value=made)
         if overview.calls_per_step:
             steps = made // overview.calls_per_step
             yield CounterMetricFamily("jaxrun_steps", "Steps: calls, by how many calls a step has.", value=steps)
-    ages = [
-        overview.vitals[rank].time - flight.last_call.time
-        for rank, flight in overview.flights.items()
-        if flight.last_call is not None and rank in overview.vitals
-    ]
-    if ages:
-        text = "Seconds since any rank has made a cross-process call."
-        yield GaugeMetricFamily("jaxrun_progress_age_seconds", text, value=max(0.0, min(ages)))
+    if overview.idle_s is not None:
+        text = "Seconds since any rank has come to a cross-process call."
+        yield GaugeMetricFamily("jaxrun_progress_age_seconds", text, value=overview.idle_s)
     share = GaugeMetricFamily(
         "jaxrun_straggler_share_ratio", "In what share of the time others wait for these ranks.", labels=["ranks"]
     )
@@ -95,11 +102,18 @@ def _of_job(overview: Overview) -> Iterator[Metric]:
     yield share
 
 
-def _state(rank: int, overview: Overview) -> str:
-    end = overview.ends.get(rank)
-    if end is not None:
-        return "failed" if end.is_failure else "finished" if end.has_finished else "stopped"
-    return "running" if overview.phase != "starting" and rank in overview.live else "starting"
+def _told_progress(overview: Overview) -> Iterator[Metric]:
+    """Yield how far the program says it has come, if it does."""
+    told = find_told_step(overview.flights)
+    if told is not None:
+        yield GaugeMetricFamily("jaxrun_told_step", "The step that the program says it has finished.", value=told.step)
+        if told.total:
+            yield GaugeMetricFamily("jaxrun_told_steps", "How many there will be, as it says.", value=told.total)
+        if told.per_second > 0.0:
+            text = "How many of these steps it has made per second."
+            yield GaugeMetricFamily("jaxrun_told_steps_per_second", text, value=told.per_second)
+        if (left := seconds_left(told)) is not None:
+            yield GaugeMetricFamily("jaxrun_told_left_seconds", "How long the rest takes at that pace.", value=left)
 
 
 def _of_ranks(overview: Overview) -> Iterator[Metric]:

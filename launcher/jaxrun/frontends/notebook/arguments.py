@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
+from msgspec import Struct, field
 
 from jaxrun.errors import UsageError
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.option_declaration import options_of
-from jaxrun.text import parse_ranks
+from jaxrun.spec.job.option_kinds import TEXT
+from jaxrun.text import parse_ranks, parse_seconds
 
 ACTIONS = ("stop", "restart")
 HELP = "help"
@@ -30,8 +31,7 @@ _GANG_ARGUMENTS = {  # by the field of Job whose option gives their value
 _BEFORE_COMMENT = re.compile(r"""((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^'"\\])*?)(?:(?:^|\s)\#.*)?""")
 
 
-@dataclass(frozen=True, slots=True)
-class MagicArguments:
+class MagicArguments(Struct, frozen=True):
     """The parsed line.
 
     action:   one of ACTIONS, HELP, or empty
@@ -51,13 +51,15 @@ def parse_arguments(line: str) -> MagicArguments:
     try:
         given = _command().make_context("%gang", _words(line)).params
     except (click.UsageError, ValueError) as error:
-        text = error.format_message() if isinstance(error, click.UsageError) else str(error)
-        raise UsageError(f"{text} (%gang? shows all options)") from None
+        raise UsageError(f"{_describe(error)} (%gang? shows all options)") from None
     if given.pop("help"):
         return MagicArguments(action=HELP)
     words, timeout, assignments = given.pop("words"), given.pop("timeout"), given.pop("env")
     rank = given.pop("rank")
     ranks = parse_ranks(rank, "--rank") if rank is not None else ()
+    seconds = parse_seconds(timeout) if timeout is not None else None
+    if timeout is not None and seconds is None:
+        raise UsageError(f"--timeout: {timeout!r} is not a time; write seconds, or 90s, 5m, 1h30m (%gang? shows more)")
     if words and not words[0].startswith("-"):
         if len(words) > 1 or words[0] not in ACTIONS:
             raise UsageError(f"%gang knows {' and '.join(ACTIONS)}, not {' '.join(words)!r} (%gang? shows more)")
@@ -67,7 +69,20 @@ def parse_arguments(line: str) -> MagicArguments:
     given |= {"env": env, "options": (*passed_on, *words)}
     gang = {name: value for name, value in given.items() if value not in (None, {}, ())}
     GangSpec(**gang)  # or UsageError
-    return MagicArguments(gang=gang, timeout=timeout, ranks=ranks)
+    return MagicArguments(gang=gang, timeout=seconds, ranks=ranks)
+
+
+def _describe(error: Exception) -> str:
+    """Describe an error of the line as the command line does."""
+    if not isinstance(error, click.UsageError):
+        return f"the line cannot be split into words: {str(error).lower()}"
+    text = error.message.rstrip(".")
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        aliases = {alias for _, declared in options_of(Job) for alias in declared.aliases}
+        name = "/".join(flag for flag in error.param.opts if flag not in aliases)
+        return f"{name}: {text.replace('valid integer range', 'valid integer')}"
+    text = re.sub("^Option '(.*?)'", r"\1", text)
+    return text[:1].lower() + text[1:]
 
 
 def _words(line: str) -> list[str]:
@@ -80,7 +95,11 @@ def _command() -> click.Command:
     options = [
         click.Option(
             [*declared.flags, *declared.aliases, _GANG_ARGUMENTS[field.name]],
-            type=click.Choice(tuple(declared.choices)) if declared.choices else str if field.type == "str" else int,
+            type=click.Choice(choices)
+            if (choices := tuple(declared.kind.choices))
+            else str
+            if declared.kind is TEXT
+            else int,
         )
         for field, declared in options_of(Job)
         if field.name in _GANG_ARGUMENTS
@@ -90,7 +109,7 @@ def _command() -> click.Command:
         params=[
             *options,
             click.Option(["--env"], multiple=True),
-            click.Option(["--timeout"], type=float),
+            click.Option(["--timeout"]),
             click.Option(["--rank"]),
             click.Option(["-h", "--help"], is_flag=True),
             click.Argument(["words"], nargs=-1, type=click.UNPROCESSED),

@@ -17,29 +17,31 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call import GangCall, check_timeout
-from jaxrun.frontends.gang.gang import Gang
+from jaxrun.frontends.gang.gang import Gang, ensure_usable, is_ready
 from jaxrun.frontends.gang.gang_errors import CallTimeout, GangError, RemoteError, WorkerDied
 from jaxrun.frontends.gang.gang_job import check_start
 from jaxrun.frontends.gang.ipython import cell_name, publish, to_python
 from jaxrun.frontends.gang.notebook_display import MimeBundle, format_failures, merge_by_rank
 from jaxrun.frontends.gang.spec import GangSpec
 from jaxrun.frontends.notebook.arguments import HELP, MagicArguments, parse_arguments
+from jaxrun.frontends.notebook.completion import add_matcher, remove_matcher
 from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.text import format_ranks, format_seconds
 
 NAME = "gang"  # of the magic and of the variable
 _NO_GANG = f"there is no gang; to start one of 4 processes, type: %{NAME} -n 4"
+_SHOWN_NAMES = 10  # of variables that are lost
 _SILENCED = "_ipython_magic_output_can_be_silenced"  # IPython's attribute of a magic: a semicolon hides the result
 
 
-@dataclass(frozen=True, slots=True)
-class CellResult:
+class CellResult(Struct, frozen=True):
     """The value of a cell's last expression on the ranks, as a display."""
 
     bundle: MimeBundle
@@ -60,7 +62,7 @@ def load(shell: Any) -> None:
         except JaxrunError as error:
             if isinstance(error, RemoteError):
                 raise
-            lines = [f"{type(error).__name__}: {error}"]
+            lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
             if cell is None and (present := _find_gang(shell)) is not None:
                 lines.append(f"the gang is still the one that was there: {present}")
             raise _with_text(error, "\n".join(lines)) from None
@@ -68,11 +70,13 @@ def load(shell: Any) -> None:
     gang.__doc__ = __doc__
     setattr(gang, _SILENCED, True)
     shell.register_magic_function(gang, "line_cell", NAME)
+    add_matcher(shell, lambda: _find_gang(shell))
 
 
 def unload(shell: Any) -> None:
     for magics in shell.magics_manager.magics.values():
         magics.pop(NAME, None)
+    remove_matcher(shell)
     if _stop(shell):
         print("jaxrun: the gang has ended")
 
@@ -110,10 +114,15 @@ def _run_cell(shell: Any, arguments: MagicArguments, cell: str) -> CellResult | 
     check_timeout(arguments.timeout)
     gang = _find_gang(shell)
     if arguments.gang and (gang is None or gang.spec != GangSpec(**arguments.gang)):
+        if gang is not None and (lost := _describe_lost(gang)):
+            raise UsageError(
+                f"this cell would replace the gang that runs ({gang}), and its variables would be lost: {lost}. To run "
+                f"the cell on it, leave the options out; to replace it, type them after %{NAME}, on a line of its own"
+            )
         gang = _start(shell, arguments.gang)
     if gang is None:
         raise UsageError(_NO_GANG)
-    gang.ensure_usable()
+    ensure_usable(gang)
     ranks = _select_ranks(gang, arguments.ranks)
     # An empty line first, so that line numbers count the line of the magic.
     code, source = "\n" + to_python(shell, cell), "\n" + cell
@@ -158,7 +167,8 @@ def _merge_failures(error: BaseException, call: GangCall) -> BaseException:
     size = len({*call.outcomes, *call.running, *call.disconnected})
     if isinstance(error, (SyntaxError, BaseExceptionGroup)):  # IPython ignores _render_traceback_ of these
         error = RemoteError(failures[0].headline)
-    return _with_text(error, format_failures(failures, size, call.waiting))
+    further = "\n".join(filter(None, (call.waiting, call.lost_state)))
+    return _with_text(error, format_failures(failures, size, further))
 
 
 def _with_text(error: BaseException, text: str) -> BaseException:
@@ -202,12 +212,34 @@ def _start(shell: Any, arguments: Mapping[str, Any]) -> Gang:
     began = time.monotonic()
     if present is not None and _holds_devices(present):
         check_start(GangSpec(**arguments))
-        _stop(shell)
+        _end_replaced(shell)
     gang = Gang(**arguments)
-    _stop(shell)
+    _end_replaced(shell)
     shell.user_ns[NAME] = gang
     print(f"jaxrun: {gang}, started in {format_seconds(time.monotonic() - began)}")
     return gang
+
+
+def _end_replaced(shell: Any) -> None:
+    """Close the notebook's gang, if there is one, because another takes its place; says what is lost with it."""
+    gang = _find_gang(shell)
+    if gang is not None and (lost := _describe_lost(gang)):
+        print(f"jaxrun: the gang before this one ({gang}) ends, and its variables are lost: {lost}")
+    _stop(shell)
+
+
+def _describe_lost(gang: Gang) -> str:
+    """Name the variables that end with the gang; empty if there are none."""
+    if not gang.healthy:
+        return ""
+    if not is_ready(gang):
+        return "all"
+    list_variables = FunctionReference(f"{RUNTIME}.gang.notebook_cells", "list_variables")
+    names = sorted(set().union(*gang.run(list_variables)))
+    if not names:
+        return ""
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return f"{shown}, …" if len(names) > _SHOWN_NAMES else shown
 
 
 def _holds_devices(gang: Gang) -> bool:

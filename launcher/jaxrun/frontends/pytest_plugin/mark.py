@@ -6,13 +6,14 @@ Every pytest session loads this module, so it imports little.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_MODES, LOCKSTEP_RECORD
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.text import plural
 
 MARK_NAME = "processes"
@@ -23,14 +24,15 @@ _SPEC = pytest.StashKey["MarkSpec | str"]()
 _NODEID = pytest.StashKey[str]()
 
 
-@dataclass(frozen=True, slots=True)
-class GangKey:
+class GangKey(HidesFields, frozen=True):
     """The required properties of a gang for a test; tests with equal keys share one."""
+
+    hidden = frozenset({"env"})
 
     processes: int
     devices: int | None = None
     hosts: int | None = None
-    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    env: tuple[tuple[str, str], ...] = ()
     lockstep: str = LOCKSTEP_RECORD
 
     def __str__(self) -> str:
@@ -51,8 +53,7 @@ class GangKey:
         return "-".join([*parts, *(f"{name}={value}" for name, value in self.env)])
 
 
-@dataclass(frozen=True, slots=True)
-class MarkSpec:
+class MarkSpec(Struct, frozen=True):
     """The parsed mark of one test.
 
     timeout:  seconds; None for the default

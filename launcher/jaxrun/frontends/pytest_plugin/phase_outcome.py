@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.frontends.pytest_plugin.rank_results import CUT_OFF_STATES, PhaseState, RankResult, RunResult
 from jaxrun.protocol.pytest_messages import PHASES
@@ -52,8 +53,7 @@ _STANDINGS = {
 _OUTCOMES = {Standing.EXPECTED_FAILURE: "skipped", Standing.SKIPPED: "skipped", Standing.PASSED: "passed"}
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseOutcome:
+class PhaseOutcome(Struct, frozen=True):
     """The outcome of one phase.
 
     outcome:  "passed", "failed" or "skipped", as in pytest's reports

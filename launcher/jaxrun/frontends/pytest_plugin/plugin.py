@@ -27,7 +27,7 @@ from jaxrun.frontends.pytest_plugin.fixtures import (  # noqa: F401 (pytest find
     shared_tmp_path,
 )
 from jaxrun.protocol.rank_or_child import is_rank
-from jaxrun.spec.backends import BACKENDS
+from jaxrun.spec.backends import BACKENDS, LOCAL
 
 _GROUP_HELP = """\
 tests on several JAX processes (jaxrun), @pytest.mark.processes(4):
@@ -47,7 +47,7 @@ _RUNNER = pytest.StashKey[Any]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gang", _GROUP_HELP)
     group.addoption(
-        "--gang-backend", choices=tuple(BACKENDS), default="local", help="what starts the processes (%(default)s)"
+        "--gang-backend", choices=tuple(BACKENDS), default=LOCAL, help="what starts the processes (%(default)s)"
     )
     group.addoption(
         "--gang-options",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.consequences import find_consequence
 from jaxrun.protocol.pytest_messages import PEER_LOST, PHASES
@@ -34,8 +35,7 @@ class PhaseState(enum.Enum):
 CUT_OFF_STATES = frozenset((PhaseState.DIED, PhaseState.STUCK, PhaseState.BUSY, PhaseState.STOPPED))
 
 
-@dataclass(frozen=True, slots=True)
-class RankResult:
+class RankResult(Struct, frozen=True):
     """What became of one rank.
 
     reports:    pytest's reports by phase
@@ -92,8 +92,7 @@ class RankResult:
         return self.state(phase) is PhaseState.FAILED and bool(find_consequence(_failure_message(self.reports[phase])))
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(Struct, frozen=True):
     """How a test went.
 
     ranks:       what became of each rank

@@ -17,7 +17,7 @@ import pytest
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, RankMessage, Returned
-from jaxrun.frontends.gang.gang import Gang
+from jaxrun.frontends.gang.gang import Gang, mark_broken
 from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
@@ -87,7 +87,7 @@ class RankSessions:
     def snapshot(self) -> Snapshot | None:
         """Return where all ranks are; None if they could not be asked."""
         with contextlib.suppress(JaxrunError):
-            return self.gang.snapshot()
+            return self.gang.rank_stacks()
         return None
 
     def new_divergences(self) -> list[str]:
@@ -125,7 +125,7 @@ class RankSessions:
         # The launcher's report of the kill would only mislead.
         with contextlib.redirect_stderr(io.StringIO()), self.call as call:
             if call.running:
-                self.gang.mark_broken(f"{format_ranks(call.running)} did not come to the end of a test")
+                mark_broken(self.gang, f"{format_ranks(call.running)} did not come to the end of a test")
                 # One death ends all ranks. An interrupt would not reach a rank that waits for another one.
                 self.gang.kill(call.running[0])
                 while call.running and call.receive(_SHUTDOWN_TIMEOUT_S) is not None:

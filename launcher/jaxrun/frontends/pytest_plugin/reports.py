@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from jaxrun.frontends.pytest_plugin.phase_outcome import (
     PhaseOutcome,
@@ -26,8 +27,7 @@ from jaxrun.text import format_ranks
 Report = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ItemInfo:
+class ItemInfo(Struct, frozen=True):
     """The known facts about a test before it is run.
 
     dies:      the ranks that it expects to die

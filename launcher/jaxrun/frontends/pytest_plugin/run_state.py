@@ -7,8 +7,9 @@ never come, and only one rank at a time may use its terminal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.flight import parse_group
@@ -25,8 +26,7 @@ from jaxrun.protocol.pytest_messages import (
 from jaxrun.text import agree, format_ranks, group_alike
 
 
-@dataclass(slots=True)
-class RankProgress:
+class RankProgress(Struct):
     """The progress of one rank in the test.
 
     reports:          pytest's reports by phase

@@ -9,10 +9,10 @@ import re
 import shlex
 import sys
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from jaxrun.errors import JaxrunError
 from jaxrun.frontends.pytest_plugin import reports
@@ -24,6 +24,7 @@ from jaxrun.frontends.pytest_plugin.run_loop import RunLoop
 from jaxrun.frontends.pytest_plugin.warm_gangs import WarmGangs
 from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 from jaxrun.protocol.rank_or_child import is_rank
+from jaxrun.spec.backends import LOCAL
 
 _DIRECTORY_NAME_LENGTH = 30  # characters of a test's name in the name of its shared directory
 _IN_A_JOB = (
@@ -93,7 +94,7 @@ class Runner:
         # Relative to where pytest was started, as its command line takes it.
         nodeid = os.path.relpath(self._config.rootpath / file, self._config.invocation_params.dir) + colons + rest
         given = self._given
-        backend = [f"--gang-backend={given.gang_backend}"] if given.gang_backend != "local" else []
+        backend = [f"--gang-backend={given.gang_backend}"] if given.gang_backend != LOCAL else []
         options = [f"--gang-options={shlex.join(given.gang_options)}"] if given.gang_options else []
         return shlex.join(["pytest", *backend, *options, nodeid])
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from jaxrun.frontends.gang.gang import Gang
 from jaxrun.frontends.gang.gang_errors import GangStartError
@@ -20,8 +20,7 @@ from jaxrun.frontends.pytest_plugin.rank_sessions import (
 )
 
 
-@dataclass(slots=True)
-class _WarmGang:
+class _WarmGang(Struct):
     """A gang, and the pytest sessions that run in its ranks, if they do."""
 
     gang: Gang

@@ -10,15 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 from jaxrun.analysis.diagnosis.snapshot import Overview
-from jaxrun.analysis.verdict.stack_text import format_straggler
+from jaxrun.analysis.lockstep.told_progress import find_told_step, format_told_step
 from jaxrun.errors import JaxrunError
 from jaxrun.files.regular_files import open_regular
+from jaxrun.frontends.top.finding import describe_finding
 from jaxrun.frontends.top.samples import take_samples
-from jaxrun.frontends.top.view import View
-from jaxrun.protocol.flight_file import NOTHING
+from jaxrun.frontends.top.view import Pace, View
 from jaxrun.records.event_log.event_log import parse_line
 from jaxrun.records.history.job_log import describe_sizes, read_attempts
 from jaxrun.records.output.noise import NoiseFilter
@@ -87,13 +86,14 @@ class Feed:
         name = self._job.run_dir.name
         seconds = time.time() - self._started if self._started is not None else None
         if not overviews:
-            return View(name, "", self._attempt, seconds, (), None, 0, trouble or _ASKING)
+            return View(name, "", self._attempt, seconds, (), Pace(), trouble or _ASKING)
         last = overviews[-1]
-        straggler = format_straggler(last.straggler, last.hosts) + "." if last.straggler is not None else ""
-        note = " · ".join(filter(None, (self._sizes, trouble or last.awaited or straggler)))
+        told = find_told_step(last.flights)
+        progress = format_told_step(told) if told is not None else ""
         samples = take_samples(last, overviews[0] if len(overviews) > 1 else None, rate)
-        hosts = last.host_memory
-        return View(name, last.phase, self._attempt, seconds, samples, rate, last.calls_per_step, note, hosts)
+        note = " · ".join(filter(None, (progress, trouble or describe_finding(last, samples), self._sizes)))
+        pace = Pace(rate, last.calls_per_step, last.calls_made, last.idle_s)
+        return View(name, last.phase, self._attempt, seconds, samples, pace, note, last.host_memory, told)
 
     def last_line(self, rank: int) -> str:
         return last_line(attempt_directory(self._job.run_dir, self._attempt), rank)
@@ -106,10 +106,9 @@ class CallRate:
         self._made: deque[tuple[float, float]] = deque()  # when the job was looked at, and calls made by then
 
     def add(self, overview: Overview) -> None:
-        recorded = [flight for flight in overview.flights.values() if flight.level != NOTHING]
-        if not recorded:
+        made = overview.calls_made
+        if made is None:
             return
-        made = median(sum(flight.call_counts.values()) for flight in recorded)
         if self._made and made < self._made[-1][1]:
             self._made.clear()  # another attempt
         self._made.append((overview.time, made))

@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from jaxrun.frontends.top.samples import LATE, LIKE_OTHERS, RankSample
+from msgspec import Struct
+
+from jaxrun.analysis.diagnosis.doing import StandingOut
+from jaxrun.frontends.top.samples import RankSample
 from jaxrun.text import format_ranges, plural
 
 _Number = TypeVar("_Number", int, float)
 BY_HOST_ABOVE = 64  # ranks: of more, on several hosts, each host has a row
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """Some ranks, all of them alike or of one host.
 
     ranks:    their numbers, "0-2, 5"
@@ -51,8 +52,10 @@ def group_samples(samples: Sequence[RankSample], most_rows: int) -> tuple[list[R
 
 def _by_host(samples: Sequence[RankSample], most_rows: int) -> list[list[RankSample]]:
     """The ranks that stand out, alike together; a row for each other host; like hosts together where those are many."""
-    outliers = _grouped([sample for sample in samples if sample.standing_out >= LATE], _kind)
-    hosts = _grouped([sample for sample in samples if sample.standing_out < LATE], lambda sample: sample.host)
+    outliers = _grouped([sample for sample in samples if sample.standing_out >= StandingOut.LATE], _kind)
+    hosts = _grouped(
+        [sample for sample in samples if sample.standing_out < StandingOut.LATE], lambda sample: sample.host
+    )
     if len(outliers) + len(hosts) > most_rows:
         kinds = {part[0].host: frozenset(map(_kind, part)) for part in hosts}
         hosts = _grouped(itertools.chain.from_iterable(hosts), lambda sample: kinds[sample.host])
@@ -72,7 +75,7 @@ def _grouped(samples: Iterable[RankSample], key: Callable[[RankSample], Hashable
 
 def _sort_key(part: Sequence[RankSample]) -> tuple[float, ...]:
     stand_out = max(sample.standing_out for sample in part)
-    late_s = max((sample.late_s or 0.0) for sample in part) if stand_out > LIKE_OTHERS else 0.0
+    late_s = max((sample.late_s or 0.0) for sample in part) if stand_out > StandingOut.LIKE_OTHERS else 0.0
     return -stand_out, -late_s, min(sample.rank for sample in part)
 
 

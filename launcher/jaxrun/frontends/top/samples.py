@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxrun.analysis.diagnosis.rank_state import Activity, find_kernel_activity
+from msgspec import Struct, field
+
+from jaxrun.analysis.diagnosis.doing import Doing, StandingOut
+from jaxrun.analysis.diagnosis.rank_state import ACTIVITY_WORDS, Activity, find_kernel_activity
 from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
@@ -16,37 +17,10 @@ from jaxrun.protocol.flight_file import NOTHING
 from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
 from jaxrun.text import format_ranks
 
-# How much a rank stands out.
-LIKE_OTHERS, SLOW, LATE, STOPPED, FAILED = range(5)
 _LATE_S = 1.0  # less is no reason to look
 _BUSY_PERCENT = 30.0  # of a core
 _MAX_AWAITED = 16  # ranks that are named for which one rank waits
 _STOPPED = (Activity.STOPPED, Activity.TRACED)
-_OF_ACTIVITY = {
-    Activity.STOPPED: "stopped by a signal",
-    Activity.TRACED: "stopped by a debugger",
-    Activity.SLEEP: "sleeps",
-    Activity.PROCESS: "waits for a process",
-    Activity.FILE_LOCK: "waits for a file lock",
-    Activity.NETWORK: "waits for the network",
-    Activity.INPUT: "waits for input",
-    Activity.ASLEEP: "waits",
-}
-
-
-class Doing(enum.StrEnum):
-    """The kind of state that a rank is in."""
-
-    STARTING = "starting"
-    WORKING = "working"
-    COMPILING = "compiling"
-    WAITING = "waiting"  # for other ranks
-    IDLE = "idle"  # waits for something else, or nothing is known
-    STOPPED = "stopped"
-    DEBUGGED = "debugged"
-    FINISHED = "finished"
-    ENDED = "ended"  # by jaxrun, or because of another rank
-    FAILED = "failed"
 
 
 class _State(NamedTuple):
@@ -58,14 +32,13 @@ class _State(NamedTuple):
     waits_for: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RankSample:
+class RankSample(Struct, frozen=True):
     """The values shown for one rank; None stands for an unknown value.
 
     state:        in words, the same for like ranks: "waits for rank 2 in train_step"; `doing` is its kind
     since_s:      for how long it has been in it
     waits_for:    the ranks for which it waits, the lowest ones if there are many
-    standing_out: LIKE_OTHERS and so on
+    standing_out: how much it needs to be looked at
     number:       of its last call
     behind:       how many calls it is behind the furthest rank
     late_s:       for how long others have been ahead of it, or, of a straggler, by how much it comes later on average
@@ -79,7 +52,7 @@ class RankSample:
     doing: Doing = Doing.IDLE
     since_s: float | None = None
     waits_for: tuple[int, ...] = ()
-    standing_out: int = LIKE_OTHERS
+    standing_out: StandingOut = StandingOut.LIKE_OTHERS
     number: int | None = None
     behind: int = 0
     late_s: float | None = None
@@ -89,8 +62,7 @@ class RankSample:
     gpu_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
+class _Position(Struct, frozen=True):
     """The place of a rank: in a call, or after it. `name` is the program's, empty if unknown."""
 
     group: str
@@ -100,8 +72,7 @@ class _Position:
     is_inside: bool
 
 
-@dataclass(slots=True)
-class _Progress:
+class _Progress(Struct):
     """The progress of the ranks of a group; ranks that have ended have come to no call.
 
     ages_s:   by number of a call, for how long the first rank has been in it, or has made none after it
@@ -141,14 +112,13 @@ def _sample(
     host, vitals = now.hosts[rank], now.vitals.get(rank)
     if rank in now.ends:
         end = now.ends[rank]
-        stands_out = FAILED if end.is_failure else LIKE_OTHERS
+        stands_out = StandingOut.FAILED if end.doing is Doing.FAILED else StandingOut.LIKE_OTHERS
         number = _number(now.flights[rank], position) if rank in now.flights else None
-        doing = Doing.FAILED if end.is_failure else Doing.FINISHED if end.has_finished else Doing.ENDED
-        return RankSample(rank, host, end.text, doing, standing_out=stands_out, number=number)
+        return RankSample(rank, host, end.text, end.doing, standing_out=stands_out, number=number)
     if rank not in now.live:
         return RankSample(rank, host, "not started yet", Doing.STARTING)
     if vitals is None:
-        return RankSample(rank, host, "no answer", Doing.FAILED, standing_out=FAILED)
+        return RankSample(rank, host, "no answer", Doing.FAILED, standing_out=StandingOut.FAILED)
     flight = now.flights.get(rank, Flight())
     cpu = _cpu_percent(vitals, before.vitals.get(rank) if before is not None else None)
     others = progress[position.group] if position is not None else None
@@ -159,16 +129,16 @@ def _sample(
         name = call.function.removeprefix("jaxrun_runtime.")  # there is little room
         state = _waiting(call.missing, name, vitals.time - flight.joint_wait.since)
     if rank in now.debugged:
-        state = _State(Doing.DEBUGGED, "is debugged")
+        state = _State(Doing.DEBUGGED, Doing.DEBUGGED.words)
     behind, late_s = _lateness(rank, flight, progress)
     if keeps_waiting := [waits.since for waits in graph.joint_waits if rank in waits.missing]:
         late_s = max(late_s or 0.0, vitals.time - min(keeps_waiting))
-    standing_out = LATE
+    standing_out = StandingOut.LATE
     if (late_s or 0.0) < _LATE_S and (not rate or behind < max(2.0, rate * _LATE_S)):
-        behind, late_s, standing_out = 0, None, LIKE_OTHERS  # hosts do not answer at the same moment
+        behind, late_s, standing_out = 0, None, StandingOut.LIKE_OTHERS  # hosts do not answer at the same moment
     if now.straggler is not None and rank in now.straggler.ranks:
         late_s = now.straggler.late_s if late_s is None else late_s
-        standing_out = max(SLOW, standing_out)
+        standing_out = max(StandingOut.SLOW, standing_out)
     return RankSample(
         rank=rank,
         host=host,
@@ -176,7 +146,7 @@ def _sample(
         doing=state.doing,
         since_s=state.since_s,
         waits_for=state.waits_for[:_MAX_AWAITED],
-        standing_out=STOPPED if activity in _STOPPED else standing_out,
+        standing_out=StandingOut.STOPPED if activity in _STOPPED else standing_out,
         number=_number(flight, position),
         behind=behind,
         late_s=late_s,
@@ -198,12 +168,12 @@ def _state(
 ) -> _State:
     """Return what the rank does, and for how long, in seconds."""
     if activity in _STOPPED:
-        return _State(Doing.STOPPED, _OF_ACTIVITY[activity])
+        return _State(Doing.STOPPED, ACTIVITY_WORDS[activity].brief)
     if vitals.kernel_wait == ProcessState.ENDED:
         return _State(Doing.FINISHED, "ends")
     if flight.compiling is not None:
         name, since = flight.compiling
-        return _State(Doing.COMPILING, f"compiles {name}", vitals.time - since)
+        return _State(Doing.COMPILING, f"{Doing.COMPILING.words} {name}", vitals.time - since)
     if position is not None and others is not None and (position.is_inside or activity is Activity.ASLEEP):
         since_s = vitals.time - position.since
         if behind := others.behind(position.number):
@@ -211,14 +181,14 @@ def _state(
         if position.is_inside:
             return _State(Doing.WORKING, f"runs {position.name or 'a call'}", since_s)
     if phase == "starting":
-        return _State(Doing.STARTING, "starts")
+        return _State(Doing.STARTING, Doing.STARTING.words)
     if activity is Activity.DISK:
-        return _State(Doing.IDLE, "waits for a disk")
+        return _State(Doing.IDLE, ACTIVITY_WORDS[activity].brief)
     if cpu is not None and cpu >= _BUSY_PERCENT:
-        return _State(Doing.WORKING, "works")
-    if activity in _OF_ACTIVITY:
-        return _State(Doing.IDLE, _OF_ACTIVITY[activity])
-    return _State(Doing.WORKING, "runs") if cpu is None else _State(Doing.IDLE, "idle")
+        return _State(Doing.WORKING, Doing.WORKING.words)
+    if activity in ACTIVITY_WORDS:
+        return _State(Doing.IDLE, ACTIVITY_WORDS[activity].brief)
+    return _State(Doing.WORKING, "runs") if cpu is None else _State(Doing.IDLE, Doing.IDLE.value)
 
 
 def _waiting(ranks: Sequence[int], call: str, since_s: float) -> _State:

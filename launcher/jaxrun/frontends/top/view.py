@@ -5,19 +5,27 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxrun.analysis.diagnosis.doing import StandingOut
 from jaxrun.analysis.diagnosis.snapshot import HostMemory
 from jaxrun.frontends.top.rows import Row, group_samples
-from jaxrun.frontends.top.samples import FAILED, LATE, LIKE_OTHERS, SLOW, STOPPED, RankSample
+from jaxrun.frontends.top.samples import RankSample
+from jaxrun.protocol.flight import ToldStep
 from jaxrun.terminal import TerminalFormat
 from jaxrun.text import format_seconds, plural
 
-_STYLES = {LIKE_OTHERS: "", SLOW: "yellow", LATE: "yellow", STOPPED: "bold red", FAILED: "bold red"}
+_STYLES = {
+    StandingOut.LIKE_OTHERS: "",
+    StandingOut.SLOW: "yellow",
+    StandingOut.LATE: "yellow",
+    StandingOut.STOPPED: "bold red",
+    StandingOut.FAILED: "bold red",
+}
 _NOTE_LINES = 3
 _ALL_ROWS = 64  # that are printed where there is no screen to fill
 _KEYS = "s stacks   q quit"
@@ -32,14 +40,28 @@ _SINCE_S = 1.0  # for how long a rank is in a state, until that is worth saying
 LastLine = Callable[[int], str]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class Pace(Struct, frozen=True):
+    """The cross-process calls of the median rank.
+
+    rate:      calls per second; None if unknown
+    per_step:  calls in a step; 0 if unknown
+    made:      calls so far; None if unknown
+    idle_s:    seconds since any rank has come to one; None before the first
+    """
+
+    rate: float | None = None
+    per_step: int = 0
+    made: float | None = None
+    idle_s: float | None = None
+
+
+class View(Struct, frozen=True):
     """The content of the screen.
 
     name:     of the job; phase: "running"; attempt: its number; seconds: since the job began, None if not known
-    pace:     calls per second; None if unknown
     note:     one sentence that matters more than the rows; may be empty
     hosts:    the memory of each host
+    told:     the steps that the program has told; None if none
     """
 
     name: str
@@ -47,10 +69,10 @@ class View:
     attempt: int
     seconds: float | None
     samples: tuple[RankSample, ...]
-    pace: float | None
-    calls_per_step: int
+    pace: Pace = Pace()
     note: str = ""
     hosts: tuple[HostMemory, ...] = ()
+    told: ToldStep | None = None
 
 
 def render(view: View, width: int, height: int | None, last_line: LastLine) -> list[Text]:
@@ -99,7 +121,7 @@ def _pace(view: View, width: int) -> Text:
     hosts = len({sample.host for sample in view.samples})
     ranks = plural(len(view.samples), "rank") if view.samples else ""
     ranks += f" on {hosts} hosts" if hosts > 1 else ""
-    return _cut(f"{format_pace(view.pace, view.calls_per_step)}  {ranks}".strip(), width)
+    return _cut(f"{format_pace(view.pace)}  {ranks}".strip(), width)
 
 
 def _note(view: View, width: int) -> list[Text]:
@@ -107,14 +129,16 @@ def _note(view: View, width: int) -> list[Text]:
     return [_cut(line, width, "yellow") for line in lines]
 
 
-def format_pace(calls_per_second: float | None, calls_per_step: int) -> str:
-    """`12.3 steps/s`, `a step in 25 s`; by calls where it is not known what a step is."""
-    if calls_per_second is None:
+def format_pace(pace: Pace) -> str:
+    """`12.3 steps/s`, `a step in 25 s`, `150 steps, none for 31.0 s`; by calls if it is unknown what a step is."""
+    if pace.rate is None:
         return ""
-    noun = "step" if calls_per_step else "call"
-    rate = calls_per_second / (calls_per_step or 1)
+    noun = "step" if pace.per_step else "call"
+    rate = pace.rate / (pace.per_step or 1)
     if rate <= 0.0:
-        return f"no {noun}s"
+        made = int((pace.made or 0) // (pace.per_step or 1))
+        since = f", none for {format_seconds(pace.idle_s)}" if pace.idle_s is not None else ""
+        return f"{plural(made, noun)}{since}" if made else f"no {noun}s yet"
     if rate < 0.095:
         return f"a {noun} in {1 / rate:.0f} s"
     return f"{rate:.0f} {noun}s/s" if rate >= 99.5 else f"{rate:.3g} {noun}s/s"
@@ -123,8 +147,7 @@ def format_pace(calls_per_second: float | None, calls_per_step: int) -> str:
 # ---- the table
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(Struct, frozen=True):
     """A column of the table; `most` is its largest width, which one that is wide always has."""
 
     title: str
@@ -134,7 +157,9 @@ class _Column:
     most: int = 16
 
 
-_RANK = _Column("  RANK", lambda row: f"{' ' if row.summary.standing_out == LIKE_OTHERS else '!'} {row.ranks}", most=14)
+_RANK = _Column(
+    "  RANK", lambda row: f"{' ' if row.summary.standing_out == StandingOut.LIKE_OTHERS else '!'} {row.ranks}", most=14
+)
 _HOST = _Column("HOST", lambda row: row.summary.host, most=12)
 _STATE = _Column("STATE", lambda row: _state(row.summary), most=44)
 _FIGURES = (

@@ -12,11 +12,11 @@ import threading
 import time
 import tty
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text

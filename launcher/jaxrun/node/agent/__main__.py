@@ -19,20 +19,25 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, JaxrunError, UnavailableError, describe_shortage
+from jaxrun.msgspec_import import import_msgspec
+from jaxrun.node import early_signals
 
 if TYPE_CHECKING:
     from jaxrun.protocol.addresses import Address
 
 _parent = os.getppid()  # before all that takes time
+if __name__ == "__main__":
+    early_signals.begin()
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
+    import_msgspec()
     from jaxrun.node.agent import agent_process
     from jaxrun.protocol.addresses import parse_addresses
     from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
-    from jaxrun.protocol.ssh_start import AGENT_RANKS, CARRIED_LOCK, HEAD_TUNNEL
+    from jaxrun.protocol.names import AGENT_RANKS, CARRIED_LOCK, HEAD_TUNNEL
     from jaxrun.spec.job import cluster_env
     from jaxrun.text import parse_ranks
 
@@ -41,7 +46,7 @@ def main() -> int:
     try:
         env = AgentEnv.from_env(os.environ)
         tunnel = parse_addresses(os.environ[HEAD_TUNNEL]) if HEAD_TUNNEL in os.environ else ()
-        addresses = _addresses_by_round(parse_addresses(env.head), tunnel)
+        addresses = _addresses_by_round(parse_addresses(env.head_addresses), tunnel)
         words = sys.argv[1:] or os.environ.get(AGENT_RANKS, "").split()
         if len(words) == 2:
             ranks = [rank for part in parse_ranks(words[0], "an agent") for rank in part]
@@ -81,7 +86,8 @@ def _addresses_by_round(head: tuple[Address, ...], tunnel: tuple[Address, ...]) 
 
 def _on_found(*, leaves_place: bool) -> None:
     """Tell the starter of the ssh backend that the head is found, and leave this place where the agent outlives it."""
-    from jaxrun.protocol.ssh_start import AGENT_RANKS, FOUND
+    from jaxrun.protocol.names import AGENT_RANKS
+    from jaxrun.protocol.ssh_start import FOUND
 
     if AGENT_RANKS in os.environ:
         with contextlib.suppress(OSError):

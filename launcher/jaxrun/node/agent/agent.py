@@ -14,8 +14,11 @@ from functools import partial
 
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
+from jaxrun.files import procfs
+from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.memory_watch import INTERVAL_S, MemoryWatch
-from jaxrun.node.agent.oom import OomWatch, own_memory_cgroup
+from jaxrun.node.agent.mpi_memory import MpiMemory
+from jaxrun.node.agent.oom import OomWatch
 from jaxrun.node.agent.pipes import OutputPipes, OutputSink
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
@@ -34,11 +37,19 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.debugpy_messages import DebugpyStart
 from jaxrun.protocol.env import STACKS_SIGNAL
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RecorderSnapshot
-from jaxrun.protocol.worker_messages import Done, Failed, ProfileCalls, WorkerStage
+from jaxrun.protocol.snapshot_messages import (
+    ProgramDetailsReply,
+    ProgramDetailsRequest,
+    RankDetail,
+    RankQuery,
+    RecorderSnapshot,
+)
+from jaxrun.protocol.stop_messages import CheckpointSaved
+from jaxrun.protocol.worker_messages import Done, Failed, MpiImported, ProfileCalls, WorkerStage
 from jaxrun.records.event_log.events import check_event
 
 MESSAGES, LISTENER, SIGNALS, OUTPUT = range(4)  # the order in which an event loop serves its readable descriptors
+_CALLS_WITH_DETAILS = 256  # last calls of a rank that go with the details of a program
 
 
 class Agent:
@@ -51,19 +62,24 @@ class Agent:
         output: OutputSink,
         report: Callable[[AgentMessage], None],
         clock: Callable[[], float],
+        guard: Guard | None = None,
     ) -> None:
-        """`report` passes events to the head, and may lead to orders before it returns."""
+        """`report` passes events to the head, and may lead to orders before it returns.
+
+        guard:  removes what ranks of an MPI have left in shared memory if this process is killed
+        """
         self._loop = loop
         self._workers = workers
         self._output = output
         self._report = report
         self._clock = clock
         self._pipes = OutputPipes(output, lambda rank: report(FirstOutput(rank)))
-        cgroup = own_memory_cgroup()
+        cgroup = procfs.own_memory_cgroup()
         self._oom = OomWatch(cgroup)
         self._memory = MemoryWatch(cgroup)
         self._memory_due = clock() + INTERVAL_S
         self._peak_bytes: dict[int, int] = {}  # of memory, by rank
+        self._mpi_memory = MpiMemory(guard.add_file if guard is not None else lambda path: None)
         self._snapshots = SnapshotReader(workers, output, self._memory, clock)
 
     def start(self) -> None:
@@ -82,6 +98,7 @@ class Agent:
         self._snapshots.close()
         self._pipes.close()
         self._workers.close()
+        self._mpi_memory.remove()
         self._oom.close()
 
     # ---- orders of the head
@@ -94,6 +111,10 @@ class Agent:
         else:
             for rank in there:
                 self._deliver(rank, order)
+
+    def is_at_work(self, rank: int) -> bool:
+        """Whether this rank runs, and certainly reads no input."""
+        return rank in self._workers.ranks and self._workers[rank].live and self._workers[rank].is_at_work
 
     def signal_all(self, signum: int) -> None:
         self._signal(tuple(self._workers.ranks), signum)
@@ -112,10 +133,13 @@ class Agent:
                 if reason := worker.inject_fault(message.kind):
                     self._report(FaultNotInjected(rank, message.kind, reason))
             case RankQuery():
+                if message.detail is RankDetail.SIGTERM:
+                    self._pipes.read_ready()  # the line that tells was written a moment before
                 self._report_all(self._snapshots.request(rank, message))
             case ProgramDetailsRequest():
                 details = worker.flight.program_details(message.program)
-                self._report(ProgramDetailsReply(rank, message.program, details))
+                last_calls = worker.flight.history(_CALLS_WITH_DETAILS)
+                self._report(ProgramDetailsReply(rank, message.program, details, last_calls))
             case ProfileCalls():
                 worker.send(message)
                 worker.flight.raise_orders()
@@ -185,6 +209,10 @@ class Agent:
         for message in messages or ():
             if isinstance(message, Failed):
                 self._output.logs.write_file(worker.rank, "err", message.traceback.encode())
+            if isinstance(message, MpiImported):
+                self._mpi_memory.note(worker.pid)
+            if isinstance(message, CheckpointSaved):  # perhaps in memory
+                self._workers.hold_snapshots()
             if isinstance(message, (Failed, Done)):
                 self._read_memory(worker)
                 self._report_flight(worker)
@@ -201,7 +229,9 @@ class Agent:
     def _watch_memory(self) -> None:
         now = self._clock()
         self._memory_due = now + INTERVAL_S
-        held = {worker.rank: self._read_memory(worker) for worker in self._workers if worker.live}
+        live = [worker for worker in self._workers if worker.live]
+        self._mpi_memory.look(worker.pid for worker in live)
+        held = {worker.rank: self._read_memory(worker) for worker in live}
         if held and (shortage := self._memory.read(held, now)) is not None:
             self._report(shortage)
 

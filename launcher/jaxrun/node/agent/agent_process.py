@@ -10,8 +10,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from jaxrun.clock import Clock
 from jaxrun.errors import EXIT_SIGNAL_BASE, UnavailableError
@@ -65,8 +66,7 @@ _SIGNALS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HeadSearch:
+class HeadSearch(Struct, frozen=True):
     """How an agent that has lost its head looks for one that takes its place (--wait-hosts).
 
     seconds:  for how long
@@ -117,21 +117,34 @@ def run(
                 agent, ranks, size, environ, command, signals, by_terminal=by_terminal, tunnel=tunnel
             )
             with contextlib.closing(process):
-                end = process.serve(head)
-                while end is HEAD_LOST and search is not None:
-                    if process.stopped_by:  # nobody waits for this host
-                        return Shutdown(EXIT_SIGNAL_BASE + process.stopped_by)
-                    search.notify(_describe_search(process.lost_head, ranks, search.seconds))
-                    found = process.search(find, search)
-                    if isinstance(found, Shutdown):
-                        return found
-                    search.notify("the head is back")
-                    end = process.serve(found)
+                end = _serve_heads(process, head, find, search, ranks)
+                signals.ignore_rest()  # who waits for this process shall learn the status that was decided
                 if end is HEAD_LOST:
                     on_lost(f"{_describe_loss(process.lost_head)}: its host is gone, or jaxrun there was killed")
                 return end
     finally:
         kill_all()
+
+
+def _serve_heads(
+    process: _AgentProcess,
+    head: HeadConnection,
+    find: Callable[..., HeadConnection],
+    search: HeadSearch | None,
+    ranks: Sequence[int],
+) -> Shutdown:
+    """Serve this head, and those that take its place, until one ends the job or none is left."""
+    end = process.serve(head)
+    while end is HEAD_LOST and search is not None:
+        if process.stopped_by:  # nobody waits for this host
+            return Shutdown(EXIT_SIGNAL_BASE + process.stopped_by)
+        search.notify(_describe_search(process.lost_head, ranks, search.seconds))
+        found = process.search(find, search)
+        if isinstance(found, Shutdown):
+            return found
+        search.notify("the head is back")
+        end = process.serve(found)
+    return end
 
 
 def _describe_loss(address: str) -> str:
@@ -333,7 +346,7 @@ class _AgentJob:
             relay = Relay(ranks, self._link.connection, first.log_dir, shown=shown)
             clock = Clock()
             loop = EventLoop(clock)
-            agent = Agent(loop, workers, relay, self._link.connection.send, clock)
+            agent = Agent(loop, workers, relay, self._link.connection.send, clock, guard)
             guard.attach(loop, SIGNALS, relay.print_line)
             following = Supervising(self._link, loop, self._check_head, agent, relay, ranks).run()
             kill_all(keep=(guard.pid, *self._fork_server.pids))

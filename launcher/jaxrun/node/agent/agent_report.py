@@ -12,8 +12,7 @@ from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.protocol.addresses import LOOPBACK
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
-from jaxrun.protocol.names import VERSION
-from jaxrun.protocol.ssh_start import LACKS_DIRECTORY
+from jaxrun.protocol.names import LACKS_DIRECTORY, VERSION
 from jaxrun.records.rundir.rundir import JOB_FILE
 from jaxrun.spec.job.cluster_env import launch_id
 from jaxrun.spec.job.devices import probe_machine

@@ -86,7 +86,7 @@ class HeadLink:
             return Shutdown(EXIT_SIGNAL_BASE + signum)
         if self._stops_left is not None:
             self._stops_left -= 1
-        self.connection.send(AgentSignalled(self.agent, signum))
+        self.connection.send(AgentSignalled(self.agent, signal.Signals(signum)))
         return None
 
 

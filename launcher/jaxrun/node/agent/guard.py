@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
+from jaxrun.files import procfs
 from jaxrun.files.shared_memory import remove_all_of_job, remove_unless_held
-from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, Descendants, children, group_members, is_tracker, kill
+from jaxrun.node.agent.mpi_memory import remove_files
+from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, Descendants, is_tracker, kill
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.forkserver.client import reap
 from jaxrun.protocol.names import JOB_ID, RANK
@@ -60,7 +62,7 @@ class Guard:
         `snapshots` only if no other agent comes to use it.
         """
         self._orders = mark, ranks, launch_mark, sigterm, job_id, snapshots
-        self._groups: list[int] = []
+        self._added: list[bytes] = []  # lines for a guard that replaces this one
         self._start()
 
     def _start(self) -> None:
@@ -73,12 +75,20 @@ class Guard:
             _watch(watched, owner, *self._orders)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(watched)
-        for group in self._groups:
-            self._write(b"%d\n" % group)
+        for line in self._added:
+            self._write(line)
 
     def add(self, group: int) -> None:
-        self._groups.append(group)
-        self._write(b"%d\n" % group)
+        """Kill this process group as well."""
+        self._add(b"%d\n" % group)
+
+    def add_file(self, path: str) -> None:
+        """Remove this file, too, whose path has no blanks."""
+        self._add(b"%s\n" % path.encode())
+
+    def _add(self, line: bytes) -> None:
+        self._added.append(line)
+        self._write(line)
 
     def attach(self, loop: EventLoop, order: int, notify: Callable[[str], None]) -> None:
         """Watch the guard: if it ends, start another one and call `notify`."""
@@ -116,12 +126,10 @@ def job_marker(job_id: str) -> str:
 def find_marked(mark: str, *any_of: str) -> Iterable[int]:
     """Return the processes of this user that were started with this variable and one of the others."""
     wanted, others = mark.encode(), {other.encode() for other in any_of}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                variables = set(file.read().split(b"\0"))
-                if wanted in variables and (not others or others & variables):
-                    yield int(name)
+    for pid in procfs.process_ids():
+        variables = set(procfs.read_of(pid, "environ").split(b"\0"))
+        if wanted in variables and (not others or others & variables):
+            yield pid
 
 
 def _watch(
@@ -143,7 +151,8 @@ def _watch(
                 os._exit(0)
         if descent is not None:
             descent.freeze(lambda: _find(mark, ranks))
-        groups = {int(group) for group in received.split()}
+        words = received.decode().split()
+        groups = {int(word) for word in words if word.isdigit()}
         if launch_mark:
             groups |= _orphans_beside(owner, launch_mark)
             # If srun ended first, Slurm would kill the agents, and their guards, before they have done so.
@@ -154,6 +163,7 @@ def _watch(
             if sigterm:
                 _wait_for_end(groups, _TERM_GRACE_S)
         _sweep(groups, lambda: descent.living() | _find(mark, ranks) if descent is not None else set())
+        remove_files(word for word in words if word.startswith("/"))
         if job_id:
             remove_all_of_job(job_id, snapshots=not snapshots)
         _remove_socket((mark or launch_mark).partition("=")[2])
@@ -196,12 +206,12 @@ def _orphans_beside(owner: int, mark: str) -> set[int]:
     until = time.monotonic() + _ADOPTION_TIMEOUT_S
     while os.getppid() == owner and time.monotonic() < until:
         time.sleep(_SWEEP_PAUSE_S)
-    return children(os.getppid()) & set(find_marked(mark))
+    return procfs.children(os.getppid()) & set(find_marked(mark))
 
 
 def _wait_for_end(groups: set[int], seconds: float) -> None:
     until = time.monotonic() + seconds
-    while time.monotonic() < until and any(map(group_members, groups)):
+    while time.monotonic() < until and any(map(procfs.group_members, groups)):
         time.sleep(_SWEEP_PAUSE_S)
 
 
@@ -209,7 +219,7 @@ def _sweep(groups: set[int], find: Callable[[], set[int]]) -> None:
     """Kill until nothing is left: new processes may appear meanwhile, and resource trackers may end by themselves."""
     began = time.monotonic()
     while (waited := time.monotonic() - began) < _SWEEP_TIMEOUT_S:
-        found = find().union(*map(group_members, groups))
+        found = find().union(*map(procfs.group_members, groups))
         if not found:
             return
         kept = set(filter(is_tracker, found)) if waited < TRACKER_GRACE_S else set()

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO
 
-from jaxrun.node.agent.process_tree import descendants, kill_all
+from jaxrun.files.procfs import descendants
+from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.forkserver.client import start_process
 from jaxrun.protocol.agent_messages import HostCheck
-from jaxrun.protocol.names import RESERVED_PREFIX
+from jaxrun.protocol.names import ATTEMPT, HOST, RANK
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.text import format_status
 
@@ -32,9 +33,8 @@ def check_host(
     rank of the host.
     """
     unset = inherited_job_variables(environ)
-    told = {"HOST": host, "RANK": str(rank), "ATTEMPT": str(attempt)}  # the rank lets guards find it
     env = {name: value for name, value in environ.items() if name not in unset} | dict(check.environment)
-    env |= {f"{RESERVED_PREFIX}{name}": value for name, value in told.items()}
+    env |= {HOST: host, RANK: str(rank), ATTEMPT: str(attempt)}  # the rank lets guards find it
     before, until, ended = descendants(os.getpid()), time.monotonic() + check.timeout, 0
     try:
         with tempfile.TemporaryFile() as output, open(os.devnull) as nothing:

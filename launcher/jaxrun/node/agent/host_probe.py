@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 
+from jaxrun.files import procfs
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
-from jaxrun.node.agent.oom import memory_limit, own_memory_cgroup
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.node.channel.listener import listen_on_tcp
@@ -107,11 +107,9 @@ def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _memory() -> dict[str, int]:
-    import psutil
-
-    found = psutil.virtual_memory()
-    limit = memory_limit(own_memory_cgroup())
-    return {"total": found.total, "available": found.available, "limit": -1 if limit is None else limit}
+    limit = procfs.memory_limit(procfs.own_memory_cgroup())
+    total, available = procfs.total_bytes() or 0, procfs.available_bytes() or 0
+    return {"total": total, "available": available, "limit": -1 if limit is None else limit}
 
 
 def _space(directory: str) -> tuple[int, int]:

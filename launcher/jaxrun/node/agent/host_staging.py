@@ -8,7 +8,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxrun.errors import ProtocolError, UnavailableError
 from jaxrun.node.agent.spawn import WorkerSetup
@@ -22,7 +23,8 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.auth import Purpose, peer_token
 from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.protocol.ssh_start import CARRIED_ENVIRONMENT, LACKS_DIRECTORY, CarriedEnvironment
+from jaxrun.protocol.names import CARRIED_ENVIRONMENT, LACKS_DIRECTORY
+from jaxrun.protocol.ssh_start import CarriedEnvironment
 from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied, staged_path, use_copies
 
 _CONNECT_S = 10.0

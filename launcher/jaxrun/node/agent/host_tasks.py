@@ -10,10 +10,12 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
@@ -32,8 +34,7 @@ if TYPE_CHECKING:
     from jaxrun.node.channel.listener import Listener
 
 
-@dataclass(frozen=True, slots=True)
-class HostServers:
+class HostServers(Struct, frozen=True):
     """Where other hosts reach this one until its workers start; None for what the job does not ask for.
 
     peers:   answers the probes of the other agents

@@ -6,13 +6,12 @@ that loads its data and stops growing is not mentioned, nor is anything before t
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from jaxrun.node.agent.oom import memory_limit
+from msgspec import Struct
+
+from jaxrun.files import procfs
 from jaxrun.protocol.agent_messages import MemoryShortage
 from jaxrun.text import format_bytes
 
@@ -25,14 +24,8 @@ _MIN_USED = 2 / 3  # of the memory
 _MIN_PART = 0.2  # of the growth, to count among the ranks that grow
 _RECOVERED_S = 30.0  # after so long without a forecast the next one is reported again
 
-_MEMINFO = Path("/proc/meminfo")
-# By version of the cgroup: the file with the bytes in use, and the line of memory.stat with the cache that the kernel
-# frees first.
-_USAGE_FILES = {"memory.current": "inactive_file", "memory.usage_in_bytes": "total_inactive_file"}
 
-
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """The memory in use at one moment, in bytes.
 
     time:     in seconds
@@ -53,7 +46,7 @@ class MemoryWatch:
     meminfo:  the host's memory, as the kernel describes it
     """
 
-    def __init__(self, cgroup: Path | None, meminfo: Path = _MEMINFO) -> None:
+    def __init__(self, cgroup: str | None, meminfo: str = procfs.MEMINFO) -> None:
         self._cgroup = cgroup
         self._meminfo = meminfo
         self._host: deque[Reading] = deque(maxlen=_WINDOW)
@@ -63,9 +56,9 @@ class MemoryWatch:
 
     def read(self, by_rank: Mapping[int, int], now: float) -> MemoryShortage | None:
         """Take a reading, with the bytes that each rank holds; return a forecast that was not reported yet."""
-        if (host := read_host_memory(self._meminfo)) is not None:
+        if (host := procfs.read_host_memory(self._meminfo)) is not None:
             self._host.append(Reading(now, *host, by_rank))
-        if (group := read_cgroup_memory(self._cgroup)) is not None:
+        if (group := procfs.read_cgroup_memory(self._cgroup)) is not None:
             self._group.append(Reading(now, *group, by_rank))
         found = [one for readings in (self._host, self._group) if (one := forecast(readings)) is not None]
         first = min(found, key=lambda one: one.full_in_s, default=None)
@@ -130,28 +123,3 @@ def _growth(first: Reading, last: Reading) -> float:
 def _rank_growth(first: Reading, last: Reading, rank: int) -> float:
     grown = last.by_rank[rank] - first.by_rank.get(rank, last.by_rank[rank])
     return grown / (last.time - first.time)
-
-
-def read_host_memory(meminfo: Path = _MEMINFO) -> tuple[int, int] | None:
-    """Return the bytes of memory and swap that are used and that there are; None if the kernel does not say."""
-    try:
-        lines = (line.split() for line in meminfo.read_text().splitlines())
-        kib = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
-        total = kib["MemTotal"] + kib.get("SwapTotal", 0)
-        free = kib["MemAvailable"] + kib.get("SwapFree", 0)
-    except (OSError, KeyError, ValueError):
-        return None
-    return (total - free) * 2**10, total * 2**10
-
-
-def read_cgroup_memory(cgroup: Path | None) -> tuple[int, int] | None:
-    """Return the bytes that a memory cgroup uses, without cache that can be freed, and its limit; None without one."""
-    limit = memory_limit(cgroup)
-    if cgroup is None or limit is None:
-        return None
-    for name, cache in _USAGE_FILES.items():
-        with contextlib.suppress(OSError, ValueError):
-            used = int((cgroup / name).read_text())
-            stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-            return max(0, used - int(stat.get(cache, 0))), limit
-    return None

@@ -25,6 +25,7 @@ from jaxrun.analysis.diagnosis.nccl_ras import (
     parse_answer,
     request_text,
 )
+from jaxrun.files import procfs
 from jaxrun.protocol.nccl_report import NcclReport
 
 RAS_ADDR, _RAS_ENABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
@@ -84,10 +85,7 @@ def loaded_version(pid: int) -> Version | None:
 
     Of several wheels the lowest counts.
     """
-    try:
-        text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:
-        return None
+    text = procfs.read_of(pid, "maps").decode(errors="replace")
     versions: list[Version] = []
     for name in dict.fromkeys(_LIBRARY.findall(text)):
         versions += _versions_of(name, Path(f"/proc/{pid}/root"))

@@ -7,20 +7,20 @@ sends it to the head.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import selectors
 import sys
-import termios
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct
+
 from jaxrun.node.channel.connection import Connection
 from jaxrun.protocol.agent_messages import HeadToAgent, OutputChunk, StreamEnded
-from jaxrun.records.output.rank_logs import RankLogs
+from jaxrun.records.output.line_buffer import LineBuffer
+from jaxrun.records.output.rank_logs import STREAMS, RankLogs
 
 READ_BYTES = 2**18
 COALESCE_BELOW_BYTES = 2**18  # if all pipes held less than this, it pays to wait for more
@@ -29,8 +29,7 @@ WINDOW_BYTES = 2**20  # that the head may not have acknowledged yet
 _MAX_BYTES_AFTER_EXIT = 2**21  # to read when a worker has ended: more than a pipe holds
 
 
-@dataclass(frozen=True, slots=True)
-class Pipe:
+class Pipe(Struct, frozen=True):
     """The reading end (non-blocking) of a worker's stdout ("out") or stderr ("err")."""
 
     fd: int
@@ -66,10 +65,10 @@ class OutputPipes:
     """All pipes of one agent, behind one descriptor that is readable when any of them is."""
 
     def __init__(self, output: OutputSink, on_first_output: Callable[[int], None]) -> None:
-        """`on_first_output` is called once for each rank, when it writes for the first time."""
+        """`on_first_output` is called once for each rank, when it writes for the first time what is not noise."""
         self._output = output
         self._on_first_output = on_first_output
-        self._silent: set[int] = set()
+        self._silent: dict[int, dict[str, LineBuffer]] = {}  # ranks without output so far, and its streams
         self._hidden: set[int] = set()
         self._open: dict[int, list[Pipe]] = {}
         self._selector = selectors.EpollSelector()
@@ -78,7 +77,7 @@ class OutputPipes:
         return self._selector.fileno()
 
     def add(self, rank: int, out: int, err: int) -> None:
-        self._silent.add(rank)
+        self._silent[rank] = {stream: LineBuffer() for stream in STREAMS}
         self._open[rank] = [Pipe(out, rank, "out"), Pipe(err, rank, "err")]
         for pipe in self._open[rank]:
             self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
@@ -95,10 +94,8 @@ class OutputPipes:
             ready.remove(pipe)
             if self._read_rest(pipe):
                 self._remove_pipe(pipe)
-        for pipe in ready:
-            if pipe.rank in self._silent and _holds_bytes(pipe.fd):
-                self._note_output(pipe.rank)
-        for pipe in drain_ready(sorted(ready, key=lambda pipe: (pipe.rank, pipe.stream)), self._output):
+        in_order = sorted(ready, key=lambda pipe: (pipe.rank, pipe.stream))
+        for pipe in drain_ready(in_order, self._output, on_data=self._note_output):
             self._remove_pipe(pipe)
 
     def finish(self, rank: int) -> None:
@@ -131,16 +128,19 @@ class OutputPipes:
             if not data:
                 self._output.end_stream(pipe.rank, pipe.stream)
                 return True
-            self._note_output(pipe.rank)
+            self._note_output(pipe, data)
             deliver = self._output.logs.write_file if pipe.rank in self._hidden else self._output.write
             deliver(pipe.rank, pipe.stream, data)
             total += len(data)
         return False
 
-    def _note_output(self, rank: int) -> None:
-        if rank in self._silent:
-            self._silent.discard(rank)
-            self._on_first_output(rank)
+    def _note_output(self, pipe: Pipe, data: bytes) -> None:
+        if pipe.rank not in self._silent:
+            return
+        lines = self._silent[pipe.rank][pipe.stream]
+        if lines.feed(data) or lines.has_partial:
+            del self._silent[pipe.rank]
+            self._on_first_output(pipe.rank)
 
     def _remove_pipe(self, pipe: Pipe) -> None:
         self._open[pipe.rank].remove(pipe)
@@ -148,13 +148,18 @@ class OutputPipes:
             self._selector.unregister(pipe.fd)
 
 
-def _holds_bytes(fd: int) -> bool:
-    """Whether there are bytes to read; a pipe at its end is readable, too."""
-    return any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
+def _ignore(pipe: Pipe, data: bytes) -> None:
+    pass
 
 
-def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[float], None] = time.sleep) -> list[Pipe]:
-    """Deliver the content of these pipes to `output`; returns those that have ended.
+def drain_ready(
+    ready: Iterable[Pipe],
+    output: OutputSink,
+    *,
+    on_data: Callable[[Pipe, bytes], None] = _ignore,
+    rest: Callable[[float], None] = time.sleep,
+) -> list[Pipe]:
+    """Deliver the content of these pipes to `output`, each part after `on_data`; returns those that have ended.
 
     Rests for a moment if they held little, so that writers of single lines are read many lines at a time, which is
     cheaper for both sides.
@@ -162,7 +167,7 @@ def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[fl
     ended = []
     total = 0
     for pipe in ready:
-        count = drain(pipe, output)
+        count = drain(pipe, output, on_data=on_data)
         if count is None:
             ended.append(pipe)
         else:
@@ -172,7 +177,9 @@ def drain_ready(ready: Iterable[Pipe], output: OutputSink, *, rest: Callable[[fl
     return ended
 
 
-def drain(pipe: Pipe, output: OutputSink, limit: int = 4 * READ_BYTES) -> int | None:
+def drain(
+    pipe: Pipe, output: OutputSink, limit: int = 4 * READ_BYTES, *, on_data: Callable[[Pipe, bytes], None] = _ignore
+) -> int | None:
     """Deliver up to about `limit` bytes of one pipe to `output`; returns their number, None at the pipe's end.
 
     Nothing is read while `output` is congested.
@@ -186,6 +193,7 @@ def drain(pipe: Pipe, output: OutputSink, limit: int = 4 * READ_BYTES) -> int | 
         if not data:
             output.end_stream(pipe.rank, pipe.stream)
             return None
+        on_data(pipe, data)
         output.write(pipe.rank, pipe.stream, data)
         total += len(data)
         if len(data) < READ_BYTES // 4:

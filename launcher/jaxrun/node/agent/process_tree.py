@@ -33,9 +33,9 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 
-_GROUP, _START_TIME = 2, 19  # among the words of /proc/PID/stat after the name; in ticks since the machine's start
+from jaxrun.files import procfs
+
 _MAX_ANCESTORS = 8  # that are examined; there may be a wrapper script or two among them
 TRACKER_GRACE_S = 1.0  # for trackers to end by themselves, once the processes that they serve have been killed
 
@@ -43,84 +43,39 @@ TRACKER_GRACE_S = 1.0  # for trackers to end by themselves, once the processes t
 _TRACKER_CODE = re.compile(rb"^from [\w.]*resource_tracker import main", re.MULTILINE)
 
 
-def pid_in_namespace(pid: int) -> int:
-    """Return a process's id in its own namespace; in a container, for example, it is a different number."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        for line in file:
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return pid
-
-
-def children(pid: int) -> set[int]:
-    """Return the direct children, as the kernel lists them; empty if it does not."""
-    found: set[int] = set()
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                found.update(map(int, file.read().split()))
-    return found
-
-
-def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    todo = children(pid)
-    while todo:
-        found |= todo
-        todo = {child for parent in todo for child in children(parent)} - found
-    return found
-
-
 def command_lines_above() -> list[list[str]]:
     """The command lines of the processes above this one, the parent first."""
     found, pid = [], os.getppid()
     for _ in range(_MAX_ANCESTORS):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-            status = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
+        stat = procfs.stat_words(pid)
+        if not stat:
             break
-        found.append([os.fsdecode(word) for word in words])
-        pid = int(status.rpartition(")")[2].split()[1])
+        found.append([os.fsdecode(word) for word in procfs.command_line(pid)])
+        pid = int(stat[procfs.PARENT])
         if pid <= 1:
             break
     return found
 
 
-def group_members(group: int) -> set[int]:
-    """The living processes of a process group."""
-    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _stat_of_living(pid, _GROUP) == group}
-
-
 def is_tracker(pid: int) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return _TRACKER_CODE.search(file.read().replace(b"\0", b"\n")) is not None
-    return False
+    return _TRACKER_CODE.search(b"\n".join(procfs.command_line(pid))) is not None
 
 
 def kill_group(group: int) -> None:
     """Kill this leader's process group except for its resource trackers; a group that has ended is left alone."""
-    trackers = set(filter(is_tracker, descendants(group)))
+    trackers = set(filter(is_tracker, procfs.descendants(group)))
     kill(group)
     if not trackers:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
         return
-    for pid in group_members(group) - trackers:
+    for pid in procfs.group_members(group) - trackers:
         kill(pid)
 
 
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _stat_of_living(pid: int, word: int) -> int:
-    """Return one of the words of /proc/PID/stat after the name; 0 for a process that has ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        words = file.read().rpartition(b")")[2].split()
-        return 0 if words[0] in (b"Z", b"X") else int(words[word])
-    return 0
 
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -148,9 +103,9 @@ def kill_all(timeout: float = 5.0, *, keep: Collection[int] = ()) -> list[int]:
         except ChildProcessError:
             break
         if not pid:
-            if wanted and (own := children(os.getpid())) and own <= wanted:
+            if wanted and (own := procfs.children(os.getpid())) and own <= wanted:
                 break
-            left = descendants(os.getpid()) - wanted
+            left = procfs.descendants(os.getpid()) - wanted
             if wanted and not left:
                 break
             kept = set(filter(is_tracker, left)) if waited < TRACKER_GRACE_S else set()
@@ -171,15 +126,17 @@ class Descendants:
 
     def update(self) -> None:
         """Add new ones, and forget those that have ended. May be called while `root` is dying: none is lost."""
-        self._known = {pid: start for pid, start in self._known.items() if _stat_of_living(pid, _START_TIME) == start}
-        self._add(descendants(self._root))
+        self._known = {
+            pid: start for pid, start in self._known.items() if procfs.stat_of_living(pid, procfs.START_TICKS) == start
+        }
+        self._add(procfs.descendants(self._root))
 
     def add_children(self) -> None:
         """Add the children of `root` alone: its own, and orphans. Takes a fraction of the time of `update`."""
-        self._add(children(self._root))
+        self._add(procfs.children(self._root))
 
     def living(self) -> set[int]:
-        return {pid for pid, start in self._known.items() if _stat_of_living(pid, _START_TIME) == start}
+        return {pid for pid, start in self._known.items() if procfs.stat_of_living(pid, procfs.START_TICKS) == start}
 
     def freeze(self, find_others: Callable[[], set[int]]) -> None:
         """Stop all except resource trackers, and add what they have started since: none can escape or end meanwhile.
@@ -193,9 +150,9 @@ class Descendants:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGSTOP)
             stopped |= todo
-            self._add(todo.union(*map(children, todo)))
+            self._add(todo.union(*map(procfs.children, todo)))
 
     def _add(self, pids: set[int]) -> None:
         for pid in pids - self._known.keys() - {self._but}:
-            if start := _stat_of_living(pid, _START_TIME):
+            if start := procfs.stat_of_living(pid, procfs.START_TICKS):
                 self._known[pid] = start

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S, Frame
-from jaxrun.node.agent.process_tree import pid_in_namespace
+from jaxrun.files.procfs import pid_in_namespace
 
 _MAX_NAME = 90  # characters of a C++ name
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"

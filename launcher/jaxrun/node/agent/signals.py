@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 LAUNCHER_SIGNALS = (
@@ -17,10 +17,10 @@ LAUNCHER_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
     signal.SIGTSTP,
+    signal.SIGALRM,  # of a timer that a program has set before it became jaxrun: timers outlive exec
+    signal.SIGXCPU,
 )
-
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGXCPU)
 
 
 class SignalPipe:
@@ -33,21 +33,43 @@ class SignalPipe:
     def __init__(self, signums: Iterable[int]) -> None:
         ignored = {number for number in signal.Signals if signal.getsignal(number) is signal.SIG_IGN}
         self._signums = set(signums) - (ignored - {signal.SIGCHLD})
+        self._is_over = False
         self._reading, self._writing = socket.socketpair()
         self._reading.setblocking(False)
         self._writing.setblocking(False)
 
     def __enter__(self) -> SignalPipe:
-        self._wakeup_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _ignore) for number in self._signums}
+        with self._held_back():
+            self._wakeup_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+            self._before = {number: signal.signal(number, _ignore) for number in self._signums}
         return self
 
     def __exit__(self, *args: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
+        """Restore the handlers, and hand over stop signals that nobody has received; not after `ignore_rest`."""
+        with self._held_back():
+            for number, handler in self._before.items():
+                if not (self._is_over and number in STOPPING):
+                    signal.signal(number, handler)
+            signal.set_wakeup_fd(self._wakeup_before)
+            unread = [] if self._is_over else self.receive()
         self._reading.close()
         self._writing.close()
+        for number in unread:
+            if number in STOPPING:
+                signal.raise_signal(number)
+
+    @contextlib.contextmanager
+    def _held_back(self) -> Iterator[None]:
+        """Block the signals while they change their owner: otherwise both would learn of one, or neither."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signums)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def ignore_rest(self) -> None:
+        """Have stop signals do nothing from now on, also after the block: it is decided how this process ends."""
+        self._is_over = True
 
     def fileno(self) -> int:
         return self._reading.fileno()
@@ -56,7 +78,7 @@ class SignalPipe:
     def stop_requested(self) -> bool:
         """Whether a stop signal has arrived, which `receive` will return."""
         try:
-            return any(number in _STOPPING for number in self._reading.recv(4096, socket.MSG_PEEK))
+            return any(number in STOPPING for number in self._reading.recv(4096, socket.MSG_PEEK))
         except BlockingIOError:
             return False
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from jaxrun.files.procfs import pid_in_namespace
 from jaxrun.node.agent.child_processes import describe_children
 from jaxrun.node.agent.gpus import GpuWatch
 from jaxrun.node.agent.memory_watch import MemoryWatch
 from jaxrun.node.agent.pipes import OutputSink
-from jaxrun.node.agent.process_tree import pid_in_namespace
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.records.output.noise import tells_of_sigterm
 
 if TYPE_CHECKING:
     from jaxrun.node.agent.nccl_service import NcclInquiry
@@ -28,8 +31,7 @@ if TYPE_CHECKING:
 _TRIES = ((STACKS_SIGNAL, 0.1), (0, 0.3), (FAULT_HANDLER_SIGNAL, 0.1))
 
 
-@dataclass(slots=True)
-class _StacksRequest:
+class _StacksRequest(Struct):
     """A worker's answer that is read at `due`, for all queries that have come by then.
 
     time, kernel_wait:  when the worker was signalled, and the kernel function in which its main thread slept then
@@ -73,6 +75,9 @@ class SnapshotReader:
             case RankDetail.IDENTITY:
                 pid, addresses = pid_in_namespace(worker.pid), tuple(address.ip for address in list_addresses())
                 return [RankReply(rank, query.number, time.time(), own_pid=pid, addresses=addresses)]
+            case RankDetail.SIGTERM:
+                got_sigterm = tells_of_sigterm(self._output.logs.stderr_tail(rank))
+                return [RankReply(rank, query.number, time.time(), got_sigterm=got_sigterm)]
             case RankDetail.NCCL | RankDetail.NCCL_AT_END:
                 self._begin_inquiry(worker, query)
                 return self._poll_inquiries(self._clock())

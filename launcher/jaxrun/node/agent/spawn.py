@@ -10,36 +10,38 @@ import contextlib
 import fcntl
 import mmap
 import os
-import re
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from jaxrun.files.own_files import open_own_directory
+from jaxrun.node.early_signals import given_mask
 from jaxrun.node.forkserver.client import start_process
 from jaxrun.protocol.agent_messages import StartWorker
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF, TEXT_OFFSET, flight_file_name
 from jaxrun.protocol.forkserver_messages import FORK_DESCRIPTORS, ForkWorker
-from jaxrun.protocol.names import GANG_ADDRESS, JOB_ID
+from jaxrun.protocol.hidden_fields import HidesFields
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_TUNNEL, JOB_ID
+from jaxrun.protocol.placeholders import fill_in
 from jaxrun.protocol.settings import STDIN_RANK_0
-from jaxrun.protocol.ssh_start import GANG_TUNNEL
 from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.protocol.worker_messages import RankSecret
 from jaxrun.spec.job.environment import PLATFORMS_VARIABLE, inherited_job_variables
-from jaxrun.spec.job.options import PRELOAD_NONE
+from jaxrun.spec.job.option_checks import PRELOAD_NONE
 
 _PIPE_BYTES = 2**20
 _F_SETPIPE_SZ = 1031
-_PLACEHOLDER = re.compile("%([rlh%])")  # in the words of --wrap
 _NEW_FLIGHT = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPipes:
+class WorkerPipes(Struct, frozen=True):
     """The agent's ends of a worker's channel and pipes, all non-blocking, and its files `stacks` and `flight`."""
 
     channel: socket.socket
@@ -54,8 +56,7 @@ class WorkerPipes:
         self.channel.close()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnds:
+class WorkerEnds(Struct, frozen=True):
     """The worker's ends, as descriptors that the agent closes once the worker has them."""
 
     stdin: int
@@ -73,8 +74,7 @@ class WorkerEnds:
             os.close(descriptor)  # not stacks and flight: the agent continues to read those files
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSetup:
+class WorkerSetup(HidesFields, frozen=True):
     """How to start the workers of one agent in one attempt.
 
     argv:        the command of each
@@ -85,8 +85,10 @@ class WorkerSetup:
     preload:     the value of --preload
     """
 
+    hidden = frozenset({"environ"})
+
     argv: tuple[str, ...]
-    environ: Mapping[str, str] = field(repr=False)
+    environ: Mapping[str, str]
     workers: tuple[WorkerEnv, ...]
     flight_dir: Path | None = None
     wrap: tuple[str, ...] = ()
@@ -98,8 +100,7 @@ class WorkerSetup:
             return self.argv
         import shutil
 
-        values = {"r": str(worker.rank), "l": str(worker.local_rank), "h": worker.host, "%": "%"}
-        first, *words = (_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in self.wrap)
+        first, *words = fill_in(self.wrap, worker)
         return (shutil.which(first, path=self.environ.get("PATH")) or first, *words, *self.argv)
 
 
@@ -150,7 +151,8 @@ def spawn(setup: WorkerSetup, worker: WorkerEnv) -> tuple[int, WorkerPipes]:
     for descriptor in (ends.channel, *files):
         os.set_inheritable(descriptor, True)
     try:
-        pid = start_process(setup.command_of(worker), env, (ends.stdin, ends.stdout, ends.stderr))
+        streams = (ends.stdin, ends.stdout, ends.stderr)
+        pid = start_process(setup.command_of(worker), env, streams, holds_interrupts=not setup.wrap)
     except OSError:
         pipes.close()
         raise
@@ -185,7 +187,8 @@ def _connect(setup: WorkerSetup, worker: WorkerEnv) -> tuple[WorkerPipes, Worker
 
 
 def _variables(worker: WorkerEnv, ends: WorkerEnds) -> dict[str, str]:
-    return replace(worker, channel_fd=ends.channel, stacks_fd=ends.stacks, flight_fd=ends.flight).to_env()
+    there = replace(worker, channel_fd=ends.channel, stacks_fd=ends.stacks, flight_fd=ends.flight)
+    return replace(there, interrupts_blocked=signal.SIGINT in given_mask()).to_env()
 
 
 def open_stdin(stdin: str, rank: int) -> int:

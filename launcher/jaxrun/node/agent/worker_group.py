@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jaxrun.errors import describe_failed_import
 from jaxrun.files.shared_memory import (
     hold_directory,
+    remove_abandoned,
     remove_shared_directory,
     shared_directory,
     snapshot_directory,
@@ -69,7 +70,13 @@ class WorkerGroup:
 
     def start(self) -> list[WorkerEvent]:
         """Start the workers, or ask the fork server for them; returns what the head is to know of it."""
-        self._hold_snapshots()
+        self.hold_snapshots()
+        events = self._start()
+        for job_id in {worker.job_id for worker in self.setup.workers}:
+            remove_abandoned(job_id)
+        return events
+
+    def _start(self) -> list[WorkerEvent]:
         if self._fork_server is None:
             return self.start_fresh()
         try:
@@ -118,10 +125,10 @@ class WorkerGroup:
             process.pipes.close()
         for job in {(worker.job_id, worker.attempt, worker.host) for worker in self.setup.workers}:
             remove_shared_directory(shared_directory(*job))
-        self._hold_snapshots()
+        self.hold_snapshots()
 
-    def _hold_snapshots(self) -> None:
-        """Keep what the ranks of an attempt have left in memory for the next attempt's ranks."""
+    def hold_snapshots(self) -> None:
+        """Be an owner of what the ranks leave in memory for the next attempt's ranks, if there is any. Repeatable."""
         for job_id, host in {(worker.job_id, worker.host) for worker in self.setup.workers}:
             hold_directory(snapshot_directory(job_id, host))
 

@@ -7,11 +7,17 @@ import os
 import signal
 import socket
 import struct
-from dataclasses import dataclass, field, replace
+import time
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.errors import EXIT_SIGNAL_BASE
-from jaxrun.node.agent.process_tree import children, descendants, kill_group
+from jaxrun.files import procfs
+from jaxrun.lazy_pattern import lazy_pattern
+from jaxrun.node.agent.process_memory import ProcessMemory
+from jaxrun.node.agent.process_tree import kill_group
 from jaxrun.node.agent.spawn import WorkerPipes
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight
@@ -21,13 +27,12 @@ from jaxrun.spec.job.fault_spec import KILL
 
 _RECEIVE_BYTES = 65536
 _MAX_STACKS_BYTES = 2**20
-_NS_PER_S = 1e9
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel writes them
+_AT_WORK = lazy_pattern(r"futex|nanosleep")  # kernel functions in which a thread waits for no input
 _DEAF_STATES = frozenset(map(str, ProcessState))
 
 
-@dataclass(slots=True)
-class WorkerProcess:
+class WorkerProcess(Struct):
     """A worker, from the request to start it on; `pid` is 0 until it is known, `status` None until it was reaped.
 
     wrapper:  the command of --wrap, the child of the agent, which may become the rank (exec) or start it; 0 without
@@ -45,11 +50,15 @@ class WorkerProcess:
     )
     _stacks_read: int = 0
     _has_failed: bool = False
-    flight: FlightReader = field(init=False)
+    _flight: FlightReader | None = None
     _last_progress: object = None
+    _memory: ProcessMemory = field(default_factory=ProcessMemory)
 
-    def __post_init__(self) -> None:
-        self.flight = FlightReader(self.pipes.flight)
+    @property
+    def flight(self) -> FlightReader:
+        if self._flight is None:
+            self._flight = FlightReader(self.pipes.flight)
+        return self._flight
 
     @property
     def live(self) -> bool:
@@ -117,7 +126,7 @@ class WorkerProcess:
     @property
     def _is_running(self) -> bool:
         """Whether the number of the rank's process is its own: inside a wrapper it may be free since its end."""
-        return self.pid == self.child or self.pid in descendants(self.child)
+        return self.pid == self.child or self.pid in procfs.descendants(self.child)
 
     def inject_fault(self, kind: str) -> str:
         """Inject a fault (job/fault_spec.py), as if it came from outside; returns why that was not possible."""
@@ -147,56 +156,37 @@ class WorkerProcess:
 
     def cpu_seconds(self) -> float:
         """User and system time so far of the process and all that it has started; 0.0 when it has gone."""
-        return _cpu_ticks(self.pid) / os.sysconf("SC_CLK_TCK")
+        return procfs.cpu_seconds(self.pid)
 
     def core_wait_seconds(self) -> float:
         """Return how long its threads, all together, have waited for a core; 0.0 if the kernel does not say."""
-        waited_ns = 0
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{self.pid}/task"):
-                with contextlib.suppress(OSError, IndexError, ValueError):
-                    with open(f"/proc/{self.pid}/task/{thread}/schedstat", "rb") as file:
-                        waited_ns += int(file.read().split()[1])
-        return waited_ns / _NS_PER_S
+        scheduled = procfs.scheduled_seconds(self.pid)
+        return scheduled[1] if scheduled is not None else 0.0
 
     def memory_bytes(self) -> int:
-        """Return the resident bytes of the process; 0 when it has gone."""
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            with open(f"/proc/{self.pid}/statm", "rb") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return 0
+        """Return the bytes of the process, with what it shares divided among those that share it; 0 once it is gone."""
+        return self._memory.read(self.pid, time.monotonic())
 
     def file_bytes(self) -> int:
         """Return the bytes that the process has read and written so far, from and to files and pipes; 0 if unknown."""
-        try:
-            with open(f"/proc/{self.pid}/io", "rb") as file:
-                counts = dict(line.split(b": ") for line in file.read().splitlines())
-        except (OSError, ValueError):
-            return 0
-        return sum(int(counts.get(name, 0)) for name in (b"rchar", b"wchar", b"read_bytes"))  # the last for mmap
+        return procfs.file_bytes(self.pid)
 
     def kernel_wait(self) -> str:
         """The kernel's name for what the main thread sleeps in, or, in words, that it is stopped or about to end.
 
         Empty where the thread runs, or the kernel does not say.
         """
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0].decode()
-            with open(f"/proc/{self.pid}/wchan", "rb") as file:
-                return state if state in _DEAF_STATES else file.read().decode()
-        return ""
+        words = procfs.stat_words(self.pid)
+        state = words[procfs.STATE].decode() if words else ""
+        return state if state in _DEAF_STATES else procfs.read_of(self.pid, "wchan").decode()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the main thread runs, or sleeps or waits for another thread: it certainly reads no input."""
+        words = procfs.stat_words(self.pid)
+        runs = bool(words) and words[procfs.STATE] == b"R"
+        return runs or _AT_WORK.search(self.kernel_wait()) is not None
 
     @property
     def stopped(self) -> bool:
         return self.kernel_wait() == ProcessState.STOPPED
-
-
-def _cpu_ticks(pid: int) -> int:
-    """CPU time of a process, of its children that have been waited for, and of those that live, as data loaders."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return sum(map(int, fields[11:15])) + sum(_cpu_ticks(child) for child in children(pid))

@@ -28,6 +28,7 @@ class EventLoop:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[Callable[[], float | None], Callback]] = []
         self._pollers: list[Callable[[], float | None]] = []
+        self._is_closed = False
 
     def add_reader(self, fd: int, order: int, callback: Callback) -> None:
         self._selector.register(fd, selectors.EVENT_READ, _Handlers(order, callback))
@@ -38,10 +39,12 @@ class EventLoop:
             self._selector.unregister(fd)
 
     def has_reader(self, fd: int) -> bool:
-        return fd in self._selector.get_map()
+        return not self._is_closed and fd in self._selector.get_map()
 
     def set_writer(self, fd: int, callback: Callback | None) -> None:
-        """Also call back when `fd`, which has a reader, is writable; None: no longer."""
+        """Also call back when `fd`, which has a reader, is writable; None: no longer. Does nothing once closed."""
+        if self._is_closed:
+            return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if callback is not None else 0)
         with contextlib.suppress(KeyError, ValueError):  # it has no reader, or is closed
             key = self._selector.get_key(fd)
@@ -87,4 +90,5 @@ class EventLoop:
                     yield
 
     def close(self) -> None:
+        self._is_closed = True
         self._selector.close()

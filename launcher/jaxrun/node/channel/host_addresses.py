@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.errors import UsageError
+from jaxrun.node.channel.interface_addresses import interface_addresses
 from jaxrun.protocol.addresses import Address, AnyAddress
 
 _CONTAINER_INTERFACES = ("docker", "br-", "virbr", "veth", "cni", "flannel", "podman", "lxc")
 
 
-@dataclass(frozen=True, slots=True)
-class HostAddress:
+class HostAddress(Struct, frozen=True):
     """An address of this host, and the network interface that has it: "eth0"."""
 
     interface: str
@@ -23,15 +22,7 @@ class HostAddress:
 
 def list_addresses() -> tuple[HostAddress, ...]:
     """Return the addresses of all interfaces that are up, except those that are valid on one link only."""
-    import psutil
-
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    return tuple(
-        HostAddress(name, found.address)
-        for name, addresses in psutil.net_if_addrs().items()
-        for found in addresses
-        if name in up and found.family in (socket.AF_INET, socket.AF_INET6) and not _is_link_local(found.address)
-    )
+    return tuple(HostAddress(name, ip) for name, ip in interface_addresses() if not _is_link_local(ip))
 
 
 def select_addresses(there: Iterable[HostAddress], wanted: str = "") -> tuple[HostAddress, ...]:
@@ -64,6 +55,8 @@ def describe_addresses(addresses: Sequence[AnyAddress], there: Iterable[HostAddr
 
 
 def _is_in_network(ip: str, wanted: str) -> bool:
+    import ipaddress  # takes 3 ms, which a job on one machine saves
+
     try:
         return ipaddress.ip_address(ip) in ipaddress.ip_network(wanted, strict=False)
     except ValueError:
@@ -71,10 +64,14 @@ def _is_in_network(ip: str, wanted: str) -> bool:
 
 
 def _is_link_local(ip: str) -> bool:
+    import ipaddress
+
     return ipaddress.ip_address(ip.partition("%")[0]).is_link_local
 
 
 def _is_loopback(address: HostAddress) -> bool:
+    import ipaddress
+
     return ipaddress.ip_address(address.ip.partition("%")[0]).is_loopback
 
 

@@ -15,9 +15,11 @@ import json
 import os
 import socket
 import stat
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.files.own_files import remove_file, write_whole_file
@@ -34,8 +36,7 @@ _MAX_BYTES = 2**16  # enough for a head with hundreds of addresses
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class RendezvousFile:
+class RendezvousFile(Struct, frozen=True):
     """The file of one job, the same on all its ranks."""
 
     path: Path

@@ -17,8 +17,10 @@ import contextlib
 import errno
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.node.channel.connection import Connection
 
@@ -40,8 +42,7 @@ def reserve_port() -> socket.socket:
     return reserved
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceLimit:
+class SilenceLimit(Struct, frozen=True):
     """A host is probed `suspect_after` seconds after its last packet, and lost after `timeout`."""
 
     timeout: float
@@ -69,8 +70,7 @@ class SilenceLimit:
         return replace(usual, suspect_after=max(usual.suspect_after, timeout - 2 * _PROBE_INTERVAL_S))
 
 
-@dataclass(frozen=True, slots=True)
-class Probes:
+class Probes(Struct, frozen=True):
     """The number of probes of a host left unanswered in a row, and whether it has ever answered one."""
 
     unanswered: int = 0
@@ -109,8 +109,9 @@ class HostWatch:
         self._clock = clock
         self._address = address
         self._probe: socket.socket | None = None
+        self._probed_at = 0.0
         self._next_check = 0.0
-        self._answered_at = 0.0  # the latest answer to a probe
+        self._alive_at = 0.0  # when the latest probe was sent that was answered: its answer may have waited here
         self._asked_at = 0.0
         self._to_confirm: dict[Connection[Any], int] = {}  # bytes sent when the host was asked
 
@@ -122,7 +123,7 @@ class HostWatch:
         address, only_data = self._address, self._address is None
         silence_s = min(connection.silence_s(only_data=only_data) for connection in connections)
         answered = self._probe is not None and address is not None and self._probe.connect_ex(address) in _ANSWERED
-        self._answered_at = now if answered else self._answered_at
+        self._alive_at = self._probed_at if answered else self._alive_at
         self.close()
         probes = self.probes.update(self._limit, silence_s, answered=answered)
         if lost_after := probes.lost_after(self._limit, silence_s):
@@ -135,6 +136,7 @@ class HostWatch:
             with contextlib.suppress(OSError):  # descriptors may be short
                 self._probe = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
                 self._probe.setblocking(False)
+                self._probed_at = now
                 is_sent = self._probe.connect_ex(address) in _SENT
                 probes = Probes(probes.unanswered + is_sent, probes.answers)
         self.probes, self._next_check = probes, max(self._next_check + wait, now + GRACE_S)
@@ -151,7 +153,7 @@ class HostWatch:
         if any(one in asked and one.acknowledged_bytes() >= asked[one] for one in connections):
             return True
         heard_at = self._clock() - min(one.silence_s() for one in connections)
-        return max(heard_at, self._answered_at) > self._asked_at + _KERNEL_CLOCK_S
+        return heard_at > self._asked_at + _KERNEL_CLOCK_S or self._alive_at >= self._asked_at
 
     def close(self) -> None:
         if self._probe is not None:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from jaxrun.node.early_signals import given_mask
 from jaxrun.protocol.worker_command import runtime_directory
 
 if TYPE_CHECKING:
@@ -144,14 +145,14 @@ def start(python: str, environ: Mapping[str, str]) -> ForkServer:
 def start_server(python: str, environ: Mapping[str, str], role: str, *modules: str) -> tuple[int, socket.socket]:
     """Start a fork server in a `role` of its command line; returns its process id and channel. Raises OSError.
 
-    The server inherits stderr; its stdin and stdout are /dev/null.
+    The server inherits stderr; its stdin and stdout are /dev/null. SIGINT is blocked in it.
     """
     ours, theirs = _channel()
     os.set_inheritable(theirs.fileno(), True)
     null = os.open(os.devnull, os.O_RDWR)
     try:
         argv = (python, runtime_directory("forkserver"), str(theirs.fileno()), role, *modules)
-        return start_process(argv, environ, (null, null)), ours
+        return start_process(argv, environ, (null, null), holds_interrupts=True), ours
     except BaseException:
         ours.close()
         raise
@@ -178,8 +179,19 @@ def reap(pid: int, timeout: float) -> None:
         os.waitpid(pid, 0)
 
 
-def start_process(argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, ...]) -> int:
-    """Start `argv` in its own session, with `streams` as its first descriptors; returns its process id. OSError."""
+def start_process(
+    argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, ...], *, holds_interrupts: bool = False
+) -> int:
+    """Start `argv` in its own session, with `streams` as its first descriptors; returns its process id. OSError.
+
+    It gets the signal mask that this process was given.
+
+    holds_interrupts:  SIGINT is blocked, too: the process unblocks it once it handles it
+    """
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
-    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python, and by no other program
-    return os.posix_spawn(argv[0], list(argv), environ, file_actions=actions, setsid=True, setsigdef=ignored)
+    # Python ignores the first two, and no other program does. Whoever ignores SIGCHLD cannot wait for its children.
+    default = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+    mask = {*given_mask(), *((signal.SIGINT,) if holds_interrupts else ())}
+    return os.posix_spawn(
+        argv[0], list(argv), environ, file_actions=actions, setsid=True, setsigdef=default, setsigmask=mask
+    )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jaxrun.errors import UnavailableError
 from jaxrun.node.forkserver import client
 from jaxrun.node.forkserver.client import ForkServer
-from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX, SUBCOMMANDS
+from jaxrun.protocol.names import JOB_ID, RESERVED_PREFIX, SUBCOMMANDS, WORDS_OF_OTHERS
 from jaxrun.protocol.worker_command import program_of
 from jaxrun.spec.job.environment import interpreter_variables
 
@@ -40,6 +40,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
     if (
         not arguments
         or arguments[0] in SUBCOMMANDS
+        or WORDS_OF_OTHERS.get(arguments[0])
         or _WORDS_WITHOUT_FORK & {word.partition("=")[0] for word in arguments}
         or "_JAXRUN_COMPLETE" in environ
     ):

@@ -102,6 +102,8 @@ class LauncherPool:
                 answer, descriptors = self._receive()
             except OSError as error:
                 answer, descriptors, reason = b"", [], f": {error.strerror}"
+            except ValueError:  # the end of this process has closed the channel meanwhile: poll refuses descriptor -1
+                answer, descriptors = b"", []
         if not answer:
             leave_if_process_ends()
             self.close()

@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from jaxrun.node.ssh.started_host import HEAD, SHELL_S, StartRequest
+from jaxrun.node.ssh.started_host import SHELL_S, StartRequest
 from jaxrun.node.ssh.starter import Starter
 from jaxrun.protocol.addresses import parse_addresses
-from jaxrun.protocol.names import GANG_ADDRESS
-from jaxrun.protocol.ssh_start import GANG_TUNNEL, HEAD_TUNNEL, TUNNEL_MODES, TUNNEL_OFF, TUNNEL_ON
+from jaxrun.protocol.names import GANG_ADDRESS, GANG_TUNNEL, HEAD_ADDRESSES, HEAD_TUNNEL
+from jaxrun.protocol.ssh_start import TUNNEL_MODES, TUNNEL_OFF, TUNNEL_ON
 from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 
 # A tunnel has no probe of its own: ssh notices that a host is silent after 15 s.
@@ -70,7 +70,7 @@ def _tunnel_options(mode: str) -> dict[str, object]:
 
 def _tunnels(environ: Mapping[str, str]) -> dict[str, str]:
     """What is forwarded: the head's port, and that of the process that owns a gang."""
-    named = {HEAD_TUNNEL: environ.get(HEAD, ""), GANG_TUNNEL: environ.get(GANG_ADDRESS, "")}
+    named = {HEAD_TUNNEL: environ.get(HEAD_ADDRESSES, ""), GANG_TUNNEL: environ.get(GANG_ADDRESS, "")}
     return {str(parse_addresses(text)[0]): name for name, text in named.items() if text}
 
 

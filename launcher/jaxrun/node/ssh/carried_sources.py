@@ -1,5 +1,8 @@
 """jaxrun itself, as it is sent to hosts that need not have it: an archive of its sources, and the kit that keeps it.
 
+The sources include msgspec, which the agent imports before any environment is there. Its extension module is for this
+Python and this kind of processor; bootstrap.py and host_failures.check_python refuse others.
+
 The archive is a copy like those of --stage (node/staging): named by its hash, kept with them, removed with them.
 """
 
@@ -11,26 +14,25 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 import jaxrun
 from jaxrun.node.staging.archive import Archive, write_files
 from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.worker_command import runtime_directory
 
-# What finds and adds a copy on a host, with all of jaxrun that it imports.
+# What finds and adds a copy on a host, with all of jaxrun that it imports; nothing but Python's own library is there.
 KIT = (
     *("__init__", "errors", "text", "files/__init__", "files/own_files"),
     *("node/__init__", "node/staging/__init__", "node/staging/copies", "node/staging/archive"),
-    *("protocol/__init__", "protocol/staging_messages", "protocol/agent_id", "protocol/worker_command"),
-    "protocol/names",
 )
-_LEVEL = 6  # of compression: 0.1 s for 0.7 of 3 MB
+_LEVEL = 6  # of compression: 0.1 s for 0.9 of 3.5 MB
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedSources:
+class CarriedSources(Struct, frozen=True):
     """What is sent.
 
     name:     of the copy
@@ -47,11 +49,12 @@ class CarriedSources:
 
 @functools.cache
 def collect_sources() -> CarriedSources:
-    """Read jaxrun's files, 3 MB. Raises OSError, or UnavailableError if the runtime is not installed."""
+    """Read the files of jaxrun and msgspec, 3.5 MB. Raises OSError, or UnavailableError without a runtime."""
     package, runtime = str(Path(jaxrun.__file__).parent), runtime_directory()
     pieces: list[bytes] = []
     archive = Archive(send=[pieces.append])
-    write_files([*_files(package, "jaxrun"), *_files(runtime, RUNTIME)], archive)
+    needed = str(Path(msgspec.__file__).parent)
+    write_files([*_files(package, "jaxrun"), *_files(runtime, RUNTIME), *_files(needed, "msgspec")], archive)
     kit = io.BytesIO()
     with zipfile.ZipFile(kit, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as file:
         for name in KIT:
@@ -60,7 +63,7 @@ def collect_sources() -> CarriedSources:
 
 
 def _files(directory: str, name: str) -> Iterator[tuple[str, str]]:
-    """The files below a directory, each with its path below `name`, without compiled modules."""
+    """The files below a directory, each with its path below `name`, without compiled modules of Python."""
     for folder, folders, files in os.walk(directory):
         folders[:] = sorted(one for one in folders if one != "__pycache__")
         below = os.path.join(name, os.path.relpath(folder, directory))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.protocol.names import VERSION
 from jaxrun.text import plural
@@ -38,8 +39,7 @@ _ADVICE = (
 _CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED")
 
 
-@dataclass(frozen=True, slots=True)
-class HostFailure:
+class HostFailure(Struct, frozen=True):
     """Why one host cannot be used: what was seen, and what to type."""
 
     words: str

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxrun.node.ssh import bootstrap
 from jaxrun.node.ssh.carried_sources import CarriedSources
-from jaxrun.protocol.ssh_start import CARRIED_LOCK
+from jaxrun.protocol.hidden_fields import HidesFields
+from jaxrun.protocol.names import CARRIED_LOCK
 
 _CODE = (
     "import os,sys;"
@@ -31,8 +31,7 @@ _SEVERAL = 'exec /bin/sh -c \'for p in {pythons}; do if command -v $p >/dev/null
 _SEVERAL += "fi; done; echo none of {pythons} is there >&2; exit 127'"
 
 
-@dataclass(frozen=True, slots=True)
-class HostStart:
+class HostStart(HidesFields, frozen=True):
     """What is sent to a host.
 
     argv:       what to run; the words that are `python`, this interpreter's path, become the path of the one there
@@ -43,11 +42,13 @@ class HostStart:
     directory_comes:  variables for the agent, if the directory may be missing because it comes to the host; else none
     """
 
+    hidden = frozenset({"env"})
+
     argv: Sequence[str]
     python: str
     directory: str
     version: str
-    env: Mapping[str, str] = field(repr=False)
+    env: Mapping[str, str]
     carried: CarriedSources | None = None
     stage_dir: str = ""
     directory_comes: Mapping[str, str] | None = None

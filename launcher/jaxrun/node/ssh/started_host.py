@@ -10,8 +10,9 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
+
+from msgspec import field
 
 from jaxrun.node.ssh.carried_sources import CarriedSources, collect_sources
 from jaxrun.node.ssh.host_failures import (
@@ -25,19 +26,19 @@ from jaxrun.node.ssh.host_failures import (
 from jaxrun.node.ssh.remote_command import HostStart, remote_command, start_message
 from jaxrun.node.ssh.session import SshSession
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.names import RESERVED_PREFIX, VERSION
-from jaxrun.protocol.ssh_start import (
+from jaxrun.protocol.hidden_fields import HidesFields
+from jaxrun.protocol.names import (
     AGENT_RANKS,
     CARRIED_ENVIRONMENT,
-    FOUND,
+    HEAD_ADDRESSES,
     HEAD_TUNNEL,
     LACKS_DIRECTORY,
-    CarriedEnvironment,
+    VERSION,
 )
+from jaxrun.protocol.ssh_start import FOUND, CarriedEnvironment
 from jaxrun.spec.job.plan import AGENT_ARGV
 from jaxrun.text import parse_ranks
 
-HEAD = f"{RESERVED_PREFIX}HEAD"  # the variable with the head's addresses
 SHELL_S = 20.0  # for a login shell to begin the interpreter, once ssh must have connected
 READ_BYTES = 65536
 _SSH_FAILED = 255
@@ -56,8 +57,7 @@ class StartStep(Enum):
     ENDED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class StartRequest:
+class StartRequest(HidesFields, frozen=True):
     """What the starter runs, and how.
 
     ssh:       the words of ssh, up to the name of the host
@@ -71,11 +71,13 @@ class StartRequest:
     stages_directory:  --stage brings the directory
     """
 
+    hidden = frozenset({"env"})
+
     ssh: tuple[str, ...]
     pythons: tuple[str, ...]
     directory: str
     words: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)
+    env: Mapping[str, str]
     limit_s: float
     tunnels: Mapping[str, str] = field(default_factory=dict)
     only_tunnels: bool = False
@@ -182,7 +184,7 @@ class StartedHost:
             return
         env = {**self._env, **self._find_tunnels()}
         if request.only_tunnels and HEAD_TUNNEL in env:
-            env[HEAD] = env[HEAD_TUNNEL]
+            env[HEAD_ADDRESSES] = env[HEAD_TUNNEL]
         if request.carries:
             env[CARRIED_ENVIRONMENT] = _own_environment().to_text()
         self.step = StartStep.CHECKING

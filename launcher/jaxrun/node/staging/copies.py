@@ -19,9 +19,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxrun.files.own_files import check_way, draft_name, is_draft, open_private_directory, remove_directory
-from jaxrun.protocol.staging_messages import Stage
+
+if TYPE_CHECKING:
+    from jaxrun.protocol.staging_messages import Stage  # which a host with nothing but a Python cannot import
 
 STAGE_PREFIX = "jaxrun-stage-"  # of the directory of a user's copies, followed by the user's number
 _KEPT = 8  # unused copies that are kept

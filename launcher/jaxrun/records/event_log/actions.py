@@ -2,88 +2,95 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
+from msgspec import Struct
+
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, NextAttempt, RankOrder, Shutdown
+from jaxrun.protocol.codec import Message
 from jaxrun.protocol.job_messages import Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send an order to the workers of these ranks, or to their agents about them."""
 
     ranks: tuple[int, ...]
     message: RankOrder
 
 
-@dataclass(frozen=True, slots=True)
-class SendToAgents:
+class SendToAgents(Struct, frozen=True):
     """Send an order to these agents."""
 
     agents: tuple[AgentId, ...]
     message: AgentOrder
 
 
-@dataclass(frozen=True, slots=True)
-class SignalRanks:
+class SignalRanks(Message, frozen=True):
     """Send a signal to the workers of these ranks."""
 
     ranks: tuple[int, ...]
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrintLine:
+class PrintLine(Struct, frozen=True):
     """Print a line of jaxrun's own; `status`: only until the next line, and an empty text shows no line."""
 
     text: str
     status: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PrintSnapshot:
+class PrintSnapshot(Struct, frozen=True):
     """Print where the ranks are; `heading` precedes it on the same line."""
 
     snapshot: Snapshot
     heading: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PrintStallNotice:
-    """Print in one line who waits for whom; the job has made no progress for `idle_s` seconds."""
+class PrintStallNotice(Struct, frozen=True):
+    """Print in one line who waits for whom; the job has made no progress for `idle_s` seconds.
+
+    limit_s:       --stall-timeout, if half of it is over; else 0
+    is_as_before:  the last notice was about the same, so only the time is new
+    """
 
     snapshot: Snapshot
     idle_s: float
+    limit_s: float = 0.0
+    is_as_before: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRequest:
+class PrintLoss(Struct, frozen=True):
+    """Print how a rank has failed without which these others go on; the program started at `run_at`."""
+
+    worker: WorkerOutcome
+    others: tuple[int, ...]
+    run_at: float
+
+
+class AnswerRequest(Struct, frozen=True):
     """Answer the request of this number."""
 
     number: str
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class RecordDivergence:
+class RecordDivergence(Message, frozen=True):
     """The ranks fell out of step; `text` describes it for people."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecordStraggler:
+class RecordStraggler(Struct, frozen=True):
     """Log that one rank, or one host, slows the others down."""
 
     straggler: Straggler
 
 
-@dataclass(frozen=True, slots=True)
-class RecordClock:
+class RecordClock(Message, frozen=True):
     """Log the offset to add to times of this rank's clock, in seconds, and its error.
 
     It applies to the times in the rank's flight recorder, its WorkerExited and its ProfileEnded; the last one counts.
@@ -95,20 +102,37 @@ class RecordClock:
     error_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ShowTerminalText:
+class RecordTime(Message, frozen=True):
+    """Log how the time of an attempt was spent, from the program's start until now; each later record replaces it.
+
+    since, until:  seconds since the epoch
+    parts:         microseconds by part (analysis/lockstep/time_spent.py); they sum up to all the time
+    steps:         how many steps the program has made, as far as known
+    first_step, last_step, total_steps:  the numbers that the program has told; -1, -1 and 0 if it has not
+    late_rank:     the rank for which the others waited most; -1 if there is no such rank
+    """
+
+    since: float
+    until: float
+    parts: Mapping[str, int]
+    steps: int = 0
+    first_step: int = -1
+    last_step: int = -1
+    total_steps: int = 0
+    late_rank: int = -1
+
+
+class ShowTerminalText(Struct, frozen=True):
     """Write a debugger's text to the terminal unchanged."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Suspend:
+class Suspend(Struct, frozen=True):
     """Stop until SIGCONT, as a shell expects after Ctrl-Z; answered by one Resumed."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookForHosts:
+class LookForHosts(Struct, frozen=True):
     """Check whether hosts that the job lacks are back; answered by one HostsFound.
 
     agents:  those for which the attempt waits, which are started where their host is found; empty if a smaller job
@@ -118,13 +142,11 @@ class LookForHosts:
     agents: tuple[AgentId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTerminalLine:
+class ReadTerminalLine(Struct, frozen=True):
     """Read a line from the terminal; answered by one TerminalLine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """The job is over."""
 
     outcome: JobOutcome
@@ -138,10 +160,12 @@ Action = (
     | PrintLine
     | PrintSnapshot
     | PrintStallNotice
+    | PrintLoss
     | AnswerRequest
     | RecordClock
     | RecordDivergence
     | RecordStraggler
+    | RecordTime
     | ShowTerminalText
     | LookForHosts
     | ReadTerminalLine

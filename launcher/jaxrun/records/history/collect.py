@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from jaxrun.analysis.verdict import verdict_text
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight import CompilationStage, Flight
 from jaxrun.protocol.flight_file import RING_RECORDS
+from jaxrun.records.history.goodput import account, band
 from jaxrun.records.history.job_log import AttemptLog, RankLog, rank_phases, read_attempts
 from jaxrun.records.history.job_trace import AttemptTrace, JobTrace, Moment, RankTrace, Span, trace_calls
 from jaxrun.records.rundir.recorded_files import RecordedPlan, read_job_events, read_plan, read_verdict
@@ -27,7 +29,7 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
 
     Raises UsageError if there is no event log.
     """
-    logs = read_attempts(read_job_events(run_dir))
+    logs = read_attempts(read_job_events(run_dir), marks_saves=True)
     if not logs:
         raise UsageError(f"{run_dir} has no {EVENTS_FILE}, so its job cannot be shown")
     found = read_verdict(run_dir)
@@ -45,6 +47,8 @@ def collect_job(run_dir: Path, max_calls: int) -> JobTrace:
             for log in logs
         ),
         clock_error=max(errors, default=None),
+        goodput=account(logs),
+        band=tuple(band(logs)),
     )
     if found is None:
         return replace(trace, headline="no verdict: jaxrun itself was killed, or the job is still running")

@@ -7,12 +7,15 @@ from pathlib import Path
 from statistics import median
 
 from jaxrun.analysis.verdict import verdict, verdict_text
+from jaxrun.analysis.verdict.goodput_text import Goodput, format_goodput, sum_up
+from jaxrun.analysis.verdict.goodput_text import format_table as format_goodput_table
 from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import FirstOutput, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.records.history.chrome_trace import write_chrome_trace
 from jaxrun.records.history.collect import collect_job
+from jaxrun.records.history.goodput import account
 from jaxrun.records.history.job_log import AttemptLog, describe_sizes, read_attempts
 from jaxrun.records.rundir import recorders
 from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_plan, read_text
@@ -21,6 +24,7 @@ from jaxrun.terminal import A_FILE, TerminalFormat, in_one_line
 from jaxrun.text import UNKNOWN_HOST, format_ranks_on_hosts, format_status, group_alike, has_several_hosts, plural
 
 STEPS = ("spawned", "imported", "joined", "proved", "first output", "ended")
+_HELD_UP_BY_A_RANK = STEPS[:4]  # when a rank first writes something, and ends, is up to the program
 _TRACE_CALLS = 400_000  # of all ranks: about 100 MB, which Perfetto opens in a few seconds
 _MAX_FULL_TABLE_RANKS = 16  # a larger job is summarised by step
 _MAX_ENDS = 8  # of ranks that ended badly
@@ -49,12 +53,27 @@ def explain_run(path: Path | None, terminal: TerminalFormat = A_FILE) -> str:
         _format_verdict(path, last, terminal),
         recorders.format_recorders(logs, last.hosts, divergences=not is_over),
         "" if is_over else describe_sizes(attempts),
+        _format_goodput(account(attempts)),
         format_table(last),
         _format_preloaded(last),
         _format_cores(last),
         f"(left out: {plural(events.damaged, 'unreadable line')} of {EVENTS_FILE})" if events.damaged else "",
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def explain_runs(paths: Sequence[Path]) -> str:
+    """The text for several run directories: what the time of each was worth, and of all together.
+
+    Raises UsageError if one cannot be read.
+    """
+    found = {path: account(read_attempts(read_job_events(path))) for path in map(find_run_dir, paths)}
+    known = [goodput for goodput in found.values() if goodput.is_known]
+    lines = [
+        f"{in_one_line(str(path))}: {format_goodput(goodput) if goodput.is_known else 'its steps are not known'}"
+        for path, goodput in found.items()
+    ]
+    return "\n".join([*lines, "", _format_goodput(sum_up(known), plural(len(known), "job"))] if known else lines)
 
 
 def write_trace(run_dir: Path, file: Path) -> str:
@@ -77,7 +96,7 @@ def format_table(log: AttemptLog) -> str:
     ranks = _ranks(steps)
     if not ranks:
         return "no rank was started."
-    late = {step: _find_late_rank(steps[step]) for step in STEPS[:-1]}
+    late = {step: _find_late_rank(steps[step]) for step in _HELD_UP_BY_A_RANK}
     rows = _by_rank(steps, log.hosts, late) if len(ranks) <= _MAX_FULL_TABLE_RANKS else _by_step(steps)
     what = f"attempt {log.number}" if log.number > 1 else "the job"
     lines = [f"start-up, in seconds since {what} was started:", *_aligned(rows)]
@@ -87,6 +106,17 @@ def format_table(log: AttemptLog) -> str:
             who = format_ranks_on_hosts([rank], log.hosts) if rank in log.hosts else f"rank {rank}"
             lines.append(f"* slowest: {who}, {step} {behind:.2f} s after the median")
     return "\n".join(lines)
+
+
+def _format_goodput(goodput: Goodput, jobs: str = "") -> str:
+    """Write what the time was worth, if steps were seen; `jobs` says of how many jobs, if of several."""
+    if not goodput.is_known:
+        return ""
+    told = f", {goodput.steps:,} steps" if goodput.steps else ""
+    repeated = f" and {goodput.repeated_steps:,} repeated" if goodput.repeated_steps else ""
+    attempts = f" in {plural(goodput.attempts, 'attempt')}" if goodput.attempts > 1 and not jobs else ""
+    of_what = f" of {jobs}" if jobs else ""
+    return "\n".join([f"what the time{of_what}{attempts} was worth{told}{repeated}:", *format_goodput_table(goodput)])
 
 
 def _format_preloaded(log: AttemptLog) -> str:

@@ -5,15 +5,25 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
+
+from jaxrun.analysis.diagnosis.error_choice import choose_error
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import InjectFault, StartFailed, WorkerExited, WorkerSpawned
+from jaxrun.protocol.agent_messages import AgentReport, InjectFault, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.stop_messages import CheckpointSaved, StopRequested
-from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, ThreadFailed
-from jaxrun.records.event_log.actions import RecordClock, SignalRanks
+from jaxrun.protocol.worker_messages import (
+    DeviceReport,
+    Done,
+    Failed,
+    Hello,
+    PoolWorkerDied,
+    ProfileEnded,
+    ThreadFailed,
+)
+from jaxrun.records.event_log.actions import RecordClock, RecordTime, SignalRanks
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.event_log.events import (
     AgentLost,
@@ -27,11 +37,11 @@ from jaxrun.records.history.job_trace import Moment, Span
 from jaxrun.text import format_ranks, format_signal, format_sizes, format_status
 
 _HAVE_OWN_TIMES = (Hello, DeviceReport, Failed, ProfileEnded)
+_ENDS = (WorkerExited, AgentLost, Done, Failed)
 _MAX_S = 1e11  # some thousand years
 
 
-@dataclass(slots=True)
-class RankLog:
+class RankLog(Struct):
     """The logged facts about one rank.
 
     offset, clock_error:  what to add to times of its own clock, and the error of that, in seconds
@@ -57,11 +67,10 @@ class RankLog:
     @property
     def end(self) -> float | None:
         """When it ended, or reported that it would; None if unknown."""
-        return next((self.at[kind] for kind in (WorkerExited, AgentLost, Done, Failed) if kind in self.at), None)
+        return next((self.at[kind] for kind in _ENDS if kind in self.at), None)
 
 
-@dataclass(slots=True)
-class AttemptLog:
+class AttemptLog(Struct):
     """The logged facts about one attempt.
 
     outcome, log:  how it ended, and the file to look at first, if another attempt followed
@@ -73,6 +82,11 @@ class AttemptLog:
     straggler:     the rank or host that slowed the others down, as far as it was known
     preloaded:     what was imported before the ranks were forked, and what was not; with several hosts, for each
     last:          the last event
+    spent:         how its time was spent, at several times; the last one counts
+    saved_at:      when the program last said that a step was saved; None if it never did
+    has_ended:     whether a rank has ended
+    reported_at:   when the last agent had reported from its host; for a job on this machine, when the attempt began;
+                   None if none has
     """
 
     number: int
@@ -90,6 +104,10 @@ class AttemptLog:
     straggler: Straggler | None = None
     preloaded: list[Preloaded] = field(default_factory=list)
     last: LoggedEvent | None = None
+    spent: list[RecordTime] = field(default_factory=list)
+    saved_at: float | None = None
+    has_ended: bool = False
+    reported_at: float | None = None
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -104,10 +122,11 @@ class AttemptLog:
         return max(known) if known and len(known) == len(times) else None
 
 
-def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
+def read_attempts(events: Iterable[LoggedEvent], *, marks_saves: bool = False) -> list[AttemptLog]:
     """Sort the events by attempt and rank; those with values that no process has are left out.
 
     No event is kept, except those with times of a rank's own clock: the last message about that clock applies to all.
+    `marks_saves`: each saved step becomes a mark of its rank; there may be a million.
     """
     attempts: dict[int, AttemptLog] = {}
     own_times: list[tuple[RankLog, LoggedEvent]] = []
@@ -116,17 +135,19 @@ def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
         if log is None:
             log = attempts[event.attempt] = AttemptLog(event.attempt, event.time, event.time)
         log.start, log.end = min(log.start, event.time), max(log.end, event.time)
+        if isinstance(event.message, CheckpointSaved):  # nearly all lines of a long job
+            _add_save(log, event, event.message, marks_saves)
+            continue
         if not isinstance(event.message, RecordClock):
             log.last = event
         try:
             ranks = _ranks_of(event, log)
             for number in ranks:
-                rank = log.ranks.get(number)
-                if rank is None:
-                    rank = log.ranks[number] = RankLog()
+                rank = _rank_of(log, number)
                 if isinstance(event.message, _HAVE_OWN_TIMES):
                     own_times.append((rank, event))
                 _add_to_rank(rank, event, number in log.stopped)
+                log.has_ended |= isinstance(event.message, _ENDS)
             if not ranks:
                 _add(log, event)
         except (ArithmeticError, ValueError):
@@ -137,6 +158,23 @@ def read_attempts(events: Iterable[LoggedEvent]) -> list[AttemptLog]:
     for rank in {id(rank): rank for rank, _ in own_times}.values():
         rank.marks.sort(key=lambda mark: mark.time)
     return [attempts[number] for number in sorted(attempts)]
+
+
+def _add_save(log: AttemptLog, event: LoggedEvent, message: CheckpointSaved, marks_saves: bool) -> None:
+    log.last = event
+    if event.rank is not None:
+        rank = _rank_of(log, event.rank)
+        rank.at.setdefault(CheckpointSaved, event.time)
+        log.saved_at = event.time
+        if marks_saves:
+            rank.marks.append(Moment(event.time, f"saved step {message.step}"))
+
+
+def _rank_of(log: AttemptLog, number: int) -> RankLog:
+    rank = log.ranks.get(number)
+    if rank is None:
+        rank = log.ranks[number] = RankLog()
+    return rank
 
 
 def _ranks_of(event: LoggedEvent, log: AttemptLog) -> tuple[int, ...]:
@@ -177,6 +215,7 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
             log.marks.append(Moment(time, f"no progress for {_seconds(message.idle_s):.0f} s"))
         case AttemptStarted():
             log.size, log.agents = message.hosts, message.agents
+            log.reported_at = log.reported_at if message.listening else time
             if event.attempt > 1:
                 log.marks.append(Moment(time, f"attempt {event.attempt}", message.reason))
         case AttemptEnded():
@@ -184,6 +223,10 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
             log.details = tuple(filter(None, (message.divergence, *message.details)))
         case Straggler():
             log.straggler = message
+        case AgentReport():
+            log.reported_at = time
+        case RecordTime():
+            log.spent.append(message)
         case Preloaded():
             log.preloaded.append(message)
         case StartFailed():
@@ -206,8 +249,6 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
         return
     rank.at.setdefault(type(message), time)
     match message:
-        case CheckpointSaved():
-            rank.marks.append(Moment(time, f"saved step {message.step}"))
         case WorkerSpawned():
             rank.pid = message.pid
             rank.process_started = min(time, rank.process_started or time)
@@ -218,6 +259,8 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
             rank.cores = message.cores
         case AgentLost():
             rank.marks.append(Moment(time, "lost", message.reason, is_failure=True))
+        case PoolWorkerDied():
+            rank.marks.append(Moment(time, "pool worker died", format_status(message.status, "was ")))
         case ThreadFailed():
             rank.marks.append(Moment(time, f"thread {message.thread} died", message.error))
         case WorkerExited(status=status):
@@ -237,7 +280,9 @@ def _add_own_time(rank: RankLog, event: LoggedEvent) -> None:
             rank.joined = _seconds(message.joined_at) + rank.offset
         case Failed():
             time = min(time, _seconds(message.time) + rank.offset)  # two may be heard in the other order
-            rank.marks.append(Moment(time, message.error or "failed", message.message, is_failure=True))
+            choice = choose_error(message.chain)
+            error, text = (choice.chosen.error, choice.chosen.message) if choice else (message.error, message.message)
+            rank.marks.append(Moment(time, error or "failed", text, is_failure=True))
         case ProfileEnded() if message.started_at:
             start, stop = _seconds(message.started_at) + rank.offset, _seconds(message.time) + rank.offset
             rank.profiles.append(Span("JAX profile", start, max(start, stop), message.file or message.error))

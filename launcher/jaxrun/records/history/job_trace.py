@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from jaxrun.analysis.lockstep.call_waits import CallEntry, measure_wait
 from jaxrun.analysis.lockstep.progress import find_progress
+from jaxrun.analysis.verdict.goodput_text import Goodput, Period
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.text import format_ranks
 
@@ -61,8 +63,7 @@ class TracedCall(NamedTuple):
     cost: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RankTrace:
+class RankTrace(Struct, frozen=True):
     """What one rank did during one attempt.
 
     phases:        from the start of its process to its end
@@ -104,8 +105,7 @@ class RankTrace:
         return sum(call.cost for call in self.calls) + self.absence
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptTrace:
+class AttemptTrace(Struct, frozen=True):
     """One attempt to run the job; `outcome`: how it ended."""
 
     number: int
@@ -116,13 +116,13 @@ class AttemptTrace:
     outcome: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class JobTrace:
+class JobTrace(Struct, frozen=True):
     """A job: `report` is the verdict as `explain` shows it, `culprits` the ranks that caused its end.
 
     fates:        what became of the other ranks, in words; empty if the job went well
     clock_error:  how far the clocks of different hosts may be apart after correction, in seconds; None if unknown, or
                   if there is one host
+    goodput, band:  what the time was worth, in all and in each period
     """
 
     title: str
@@ -134,6 +134,8 @@ class JobTrace:
     fates: Mapping[int, str] = field(default_factory=dict)
     clock_error: float | None = None
     tag: str = ""
+    goodput: Goodput = Goodput()
+    band: tuple[Period, ...] = ()
 
     @property
     def start(self) -> float:

@@ -1,7 +1,8 @@
 """Splits one stream of one rank at its newlines. Pure: no I/O, no clock.
 
 LineBuffer works on whole chunks; Python never looks at single lines. Bytes are not decoded, so text that is not UTF-8
-passes unchanged. Only a carriage return has a meaning: it overwrites its line.
+passes unchanged. Only a carriage return has a meaning: it overwrites its line. For a terminal, sequences that move the
+cursor, hide it or erase are left out, as other ranks' lines are there, too; colours stay.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ _RETURNS_AT_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"(?m)^.*\r")
 
 
+_CURSOR_SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-ln-~]")  # every control sequence except colours
+
+
 class LineBuffer:
     """Returns text that is ready for the screen; `pending` waits for its newline.
 
@@ -23,16 +27,19 @@ class LineBuffer:
     follows.
     """
 
-    __slots__ = ("_noise", "line_started", "pending")
+    __slots__ = ("_noise", "drops_cursor", "line_started", "pending")
 
     def __init__(self) -> None:
         self.pending = b""
         self.line_started = False
+        self.drops_cursor = False
         self._noise = NoiseFilter()
 
     def feed(self, data: bytes) -> bytes:
         """Return the lines that `data` completes, in one piece, each reduced to what its last "\\r" left visible."""
         text = self.pending + data
+        if self.drops_cursor and b"\x1b" in text:
+            text = _CURSOR_SEQUENCE.sub(b"", text)
         cut = text.rfind(b"\n") + 1
         whole, rest = text[:cut], text[cut:]
         if b"\r" in text:

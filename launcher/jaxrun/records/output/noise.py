@@ -6,6 +6,7 @@
 - JAX prints a line when it gets SIGTERM; jaxrun's own line says more.
 - At the address of a coordinator by IPv6, gRPC prints as an error that its certificate does not name the address. The
   certificates of a job name ranks, which JAX compares.
+- Rank 0 prints with --keep-survivors that a feature of JAX is experimental.
 - Each child of a rank, for example of a pool, prints that jax.distributed.initialize() does nothing there; once is
   enough.
 
@@ -14,37 +15,47 @@ Pure: no I/O.
 
 from __future__ import annotations
 
-import re
-
+from jaxrun.lazy_pattern import lazy_pattern
 from jaxrun.protocol.names import INITIALIZE_IN_CHILD
 
 # The pieces begin with these, and the second and the last end with a number of their own; the seventh is a newline.
 _GLOO_FIRST, _GLOO_LAST = _GLOO_MARKS = (b"[Gloo] Rank ", b"Expected number of connected peer ranks is : ")
 _GLOO_INNER = (b" is connected to ", b" peer ranks. ")
-_GLOO_LINE = re.compile(
+_GLOO_LINE = lazy_pattern(
     rb"(?m)^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
     rb"Expected number of connected peer ranks is : \d+\n"
 )
-_GLOO_NUMBERED = re.compile(rb"(?:\[Gloo\] Rank | is connected to |Expected number of connected peer ranks is : )(\d*)")
-_GLOO_START = re.compile(rb"^\d+(?= is connected to | peer ranks\. )")  # the number of a piece of the previous line
-_GLOO_END = re.compile(rb"Expected number of connected peer ranks is : \d*\n$")
+_GLOO_NUMBERED = lazy_pattern(
+    rb"(?:\[Gloo\] Rank | is connected to |Expected number of connected peer ranks is : )(\d*)"
+)
+_GLOO_START = lazy_pattern(rb"^\d+(?= is connected to | peer ranks\. )")  # the number of a piece of the previous line
+_GLOO_END = lazy_pattern(rb"Expected number of connected peer ranks is : \d*\n$")
 _SERVICE_MARKS = (b"_service_agent.cc:", b"preemption_sync_manager.cc:", b"client.h:")
 _NOTICE_MARK = b"preemption_notifier.cc:"
-_NOTICE = re.compile(rb"W\d{4} [\d:.]+ +\d+ preemption_notifier\.cc:\d+\] SIGTERM caught at ")
+_NOTICE = lazy_pattern(rb"W\d{4} [\d:.]+ +\d+ preemption_notifier\.cc:\d+\] SIGTERM caught at ")
+_RECOVERABLE_MARK = b"] Using experimental recoverable task feature. "
 _SERVER_MARK = b"ssl_transport_security.cc:"
-_SERVER = re.compile(
+_SERVER = lazy_pattern(
     rb"E\d{4} [\d:.]+ +\d+ ssl_transport_security\.cc:\d+\] No match found for server name: [0-9a-f:]+$"
 )
 _CHILD_MARK = INITIALIZE_IN_CHILD.encode()
-_SERVICE_FIRST = re.compile(
+_SERVICE_FIRST = lazy_pattern(
     rb"[WEF]\d{4} [\d:.]+ +\d+ (?:preemption_sync_manager|coordination_service_agent|client)\.(?:cc|h):\d+\] "
     rb"(?:Failed to retrieve preemption notice|Failed to cancel preemption barrier|"
     rb"Polled an error from coordination service|Terminating process because the JAX distributed service)"
 )
-_SERVICE_MORE = re.compile(
+_SERVICE_MORE = lazy_pattern(
     rb"Additional GRPC error information|:[A-Z_]+:|=== Source Location Trace: ===|external/\S+:\d+ *$|"
     rb"\. This is only expected if|\*\*\* Check failure stack trace|    @ +0x|$"
 )
+
+
+_MARKS = (*_GLOO_MARKS, *_SERVICE_MARKS, _NOTICE_MARK, _SERVER_MARK, _RECOVERABLE_MARK, _CHILD_MARK)
+
+
+def tells_of_sigterm(stderr: str) -> bool:
+    """Whether JAX has logged in these lines that the process got SIGTERM."""
+    return _NOTICE.search(stderr.encode(errors="replace")) is not None
 
 
 class NoiseFilter:
@@ -67,7 +78,7 @@ class NoiseFilter:
             rest = _GLOO_LINE.sub(b"", rest)
         first = self._without_gloo(first, keep=True) if self._has_gloo(first) else first
         is_clean = not (self._in_service_message or self._lasts_due or self._numbers_due or self._newlines_due)
-        if is_clean and not _has_any((*_GLOO_MARKS, *_SERVICE_MARKS, _NOTICE_MARK, _SERVER_MARK, _CHILD_MARK), rest):
+        if is_clean and not _has_any(_MARKS, rest):
             return first + rest
         return first + b"".join(map(self._filter_line, rest.splitlines(keepends=True)))
 
@@ -76,7 +87,7 @@ class NoiseFilter:
             self._in_service_message = True
             return b""
         self._in_service_message = False
-        if _NOTICE.match(line) or _SERVER.match(line):
+        if _NOTICE.match(line) or _SERVER.match(line) or _RECOVERABLE_MARK in line:
             return b""
         if line.startswith(_CHILD_MARK):
             is_first, self._a_child_has_told = not self._a_child_has_told, True

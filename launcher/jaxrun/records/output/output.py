@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from jaxrun.records.output.rank_logs import STREAMS, RankLogs
+from jaxrun.records.output.repeated_lines import RepeatedLines
 from jaxrun.records.output.repeated_usage import RepeatedUsage, shared_prefix
 from jaxrun.records.output.screen import HeldScreen, RankStream, Screen, rank_prefix
 from jaxrun.terminal import TerminalFormat, terminal_width
 
-PARTIAL_LINE_DELAY_S = 0.3  # before an unfinished line, such as a prompt, is shown
+PROMPT_DELAY_S = 0.3  # before an unfinished line is shown of the rank that may be at a prompt
+PARTIAL_LINE_DELAY_S = 3.0  # the same of other ranks, so that a line that is written in pieces stays one line
+LAST_LINE_DELAY_S = 0.05  # the same of ranks whose program has ended
 PROGRESS_BAR_INTERVAL_S = 3.0  # between two states of an unfinished progress bar
 MAX_PARTIAL_BYTES = 2**16  # of an unfinished line that is held back
 CONGESTED_POLL_S = 0.05
@@ -40,6 +43,9 @@ class Output:
         clock: Callable[[], float] = time.monotonic,
         held: HeldScreen | None = None,
         quiet: bool = False,
+        prompting: int | None = 0,
+        grouped: Collection[str] = (),
+        names_hosts: bool = False,
     ) -> None:
         """
         log_dir:    an existing directory for rank-0003.out, rank-0003.err and so on; None keeps no files
@@ -48,10 +54,16 @@ class Output:
         open_logs:  open all log files now, and not only when they are written to
         held:       the terminal, if another process has it: nothing is shown until that process ends
         quiet:      show no dim text and no status
+        prompting:  the rank that may be at a prompt, since somebody may type what it reads; None if there is none
+        grouped:    the streams of which a line that several ranks print at about the same time is shown once, with its
+                    ranks
+        names_hosts:  prefixes have the ranks' hosts, which `set_hosts` tells
         """
         self._quiet = quiet
         self._clock = clock
         self._held = held
+        self._ended: set[int] = set()  # ranks whose program has ended
+        self._is_at_work: Callable[[], bool] = bool
         self._waiting: dict[RankStream, float] = {}  # since when a stream has had text that is not shown yet
         out = Screen(stdout_fd, "stdout", colour=colour[0])
         same = _same_file(stdout_fd, stderr_fd)
@@ -59,21 +71,46 @@ class Output:
         self._screens = (out,) if same else (out, self._err)
         self._debugger_screen = out if os.isatty(stdout_fd) else self._err
         self._streams = {
-            (rank, stream): RankStream(screen, rank_prefix(rank, size, colour=screen.colour))
+            (rank, stream): RankStream(
+                screen,
+                rank_prefix(rank, size, colour=screen.colour),
+                PROMPT_DELAY_S if rank == prompting else PARTIAL_LINE_DELAY_S,
+                rank=rank,
+            )
             for rank in (range(size) if shown is None else sorted(shown))
             for stream, screen in zip(STREAMS, (out, self._err), strict=True)
         }
+        self._size = size
+        self._hosts: Callable[[], Mapping[int, str]] | None = dict if names_hosts else None
+        self._named: set[RankStream] = set()  # whose prefixes have their hosts
+        self._grouped = grouped
+        self._repeated = RepeatedLines() if grouped and len(self._streams) > len(STREAMS) else None
         self._usage = RepeatedUsage()
         self._stderr_fd = stderr_fd
         self._status_printed_at = float("-inf")
         self._ranks_to_open = range(size) if open_logs else ()
         self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
 
+    def set_hosts(self, hosts: Callable[[], Mapping[int, str]]) -> None:
+        """Name the hosts in the prefixes from now on, if that is wanted; `hosts` returns those that are known."""
+        if self._hosts is not None:
+            self._hosts = hosts
+            self._named.clear()
+
+    def note_end(self, rank: int) -> None:
+        """Show what this rank writes soon, even without a newline: its program has ended, and the others go on."""
+        self._ended.add(rank)
+
+    def set_prompt_check(self, is_at_work: Callable[[], bool]) -> None:
+        """Show no prompt while the rank that may be at one is at work: its unfinished lines wait like other ranks'."""
+        self._is_at_work = is_at_work
+
     def begin_attempt(self, log_dir: Path | None) -> None:
         """Show the last lines of the ranks that have ended, and keep the logs of the next attempt in `log_dir`."""
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
-        self._show_usage()
+        self._show_held()
+        self._ended.clear()
         self._usage = RepeatedUsage()
         self.logs.close()
         self.logs = RankLogs(log_dir, self._ranks_to_open, self.print_line)
@@ -88,9 +125,12 @@ class Output:
         rank_stream = self._streams.get((rank, stream))
         if rank_stream is None or self._held is not None:
             return
+        if self._hosts is not None and rank_stream not in self._named:
+            self._name_host(rank, rank_stream)
+        continues = rank_stream.buffer.line_started
         whole = rank_stream.buffer.feed(data)
-        if whole and not self._usage.hold(rank, stream, whole, self._clock()):
-            rank_stream.show(whole)
+        if whole:
+            self._show_lines(rank, stream, whole, continues=continues)
         if not rank_stream.buffer.pending:
             self._waiting.pop(rank_stream, None)
         elif len(rank_stream.buffer.pending) > MAX_PARTIAL_BYTES:
@@ -103,9 +143,28 @@ class Output:
         rank_stream = self._streams.get((rank, stream))
         if rank_stream is not None and self._held is None:
             self._waiting.pop(rank_stream, None)
-            rest = rank_stream.buffer.finish()
-            if not self._usage.hold(rank, stream, rest, self._clock()):
-                rank_stream.show(rest)
+            continues = rank_stream.buffer.line_started
+            self._show_lines(rank, stream, rank_stream.buffer.finish(), continues=continues)
+
+    def _show_lines(self, rank: int, stream: str, lines: bytes, *, continues: bool) -> None:
+        """Show whole lines, unless they wait for the same lines of other ranks.
+
+        continues:  the beginning of the first line was shown already
+        """
+        now = self._clock()
+        if self._usage.hold(rank, stream, lines, now):
+            return
+        if self._repeated is not None and lines:
+            if stream in self._grouped and not continues and self._repeated.hold(rank, stream, lines, now):
+                return
+            self._show_repeated()
+        self._streams[rank, stream].show(lines)
+
+    def _name_host(self, rank: int, stream: RankStream) -> None:
+        host = self._hosts().get(rank, "") if self._hosts is not None else ""
+        if host:
+            self._named.add(stream)
+            stream.prefix = rank_prefix(rank, self._size, colour=stream.screen.colour, host=host)
 
     def flush_due(self) -> float | None:
         """Show text that has waited long enough; returns the seconds until the next call, None if nothing waits."""
@@ -116,19 +175,24 @@ class Output:
             wait = HELD_POLL_S
             if self._held.is_free():
                 self._release()
-        usage_due = self._usage.due
-        if usage_due is not None and usage_due <= now:
-            self._show_usage()
-        elif usage_due is not None:
-            wait = min(wait, usage_due - now)
+        repeated_due = self._repeated.due if self._repeated is not None else None
+        if repeated_due is not None or self._usage.due is not None:
+            for due, show in ((self._usage.due, self._show_held), (repeated_due, self._show_repeated)):
+                if due is not None and due <= now:
+                    show()
+                elif due is not None:
+                    wait = min(wait, due - now)
         for rank_stream, since in list(self._waiting.items()):
-            due = since + PARTIAL_LINE_DELAY_S
+            has_ended = rank_stream.rank in self._ended
+            due = since + (LAST_LINE_DELAY_S if has_ended else rank_stream.partial_delay_s)
             if rank_stream.buffer.is_progress_bar:
                 due = max(due, rank_stream.bar_shown_at + PROGRESS_BAR_INTERVAL_S)
             if not rank_stream.buffer.has_partial:
                 del self._waiting[rank_stream]
-            elif due <= now:
+            elif due <= now and (has_ended or now >= since + PARTIAL_LINE_DELAY_S or not self._is_at_work()):
                 self._show_partial(rank_stream)
+            elif due <= now:
+                wait = min(wait, PROMPT_DELAY_S)
             else:
                 wait = min(wait, due - now)
         return None if wait == float("inf") else wait
@@ -170,7 +234,7 @@ class Output:
         if self._held is not None:
             self._held.kept.append(text)
             return
-        self._show_usage()
+        self._show_held()
         self._err.write(self._err.interleaver.interrupt() + text.encode(errors="backslashreplace"))
 
     def _release(self) -> None:
@@ -205,7 +269,7 @@ class Output:
             self._release()
         for rank, stream in self._streams:
             self.end_stream(rank, stream)
-        self._show_usage()
+        self._show_held()
         self.logs.close()
         deadline = None if timeout is None else time.monotonic() + timeout
         done = True
@@ -215,16 +279,26 @@ class Output:
             self._report_lost_screens()
         return done
 
-    def _show_usage(self) -> None:
-        """Show the usage errors that were held, each once."""
+    def _show_held(self) -> None:
+        """Show lines that were held for others that are the same, and usage errors, each once."""
+        self._show_repeated()
         for ranks, stream, text in self._usage.release():
-            rank_stream = self._streams[ranks[0], stream]
-            if len(ranks) > 1:
-                rank_stream = RankStream(rank_stream.screen, shared_prefix(ranks))
-            rank_stream.show(text)
+            self._show_shared(ranks, stream, text)
+
+    def _show_repeated(self) -> None:
+        for ranks, (stream, text) in (
+            self._repeated.release() if self._repeated is not None and self._repeated.due else ()
+        ):
+            self._show_shared(ranks, stream, text)
+
+    def _show_shared(self, ranks: list[int], stream: str, text: bytes) -> None:
+        rank_stream = self._streams[ranks[0], stream]
+        if len(ranks) > 1:
+            rank_stream = RankStream(rank_stream.screen, shared_prefix(ranks))
+        rank_stream.show(text)
 
     def _show_partial(self, rank_stream: RankStream) -> None:
-        self._show_usage()
+        self._show_held()
         self._waiting.pop(rank_stream, None)
         if rank_stream.buffer.is_progress_bar:
             rank_stream.bar_shown_at = self._clock()

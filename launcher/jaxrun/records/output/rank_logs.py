@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.files.own_files import open_own_directory
 from jaxrun.files.regular_files import read_end
+from jaxrun.terminal import without_colours
 
 STREAMS = ("out", "err")
 TAIL_BYTES = 4096
@@ -82,12 +83,12 @@ class RankLogs:
         return self._written[rank]
 
     def stderr_tail(self, rank: int) -> str:
-        """Return the last lines of the worker's stderr, at most TAIL_BYTES."""
+        """Return the last lines of the worker's stderr without colours, at most TAIL_BYTES."""
         data = self._stderr.get(rank, b"")
         if len(data) >= TAIL_BYTES:
             data = data[-TAIL_BYTES:]
             data = data[data.find(b"\n") + 1 :]
-        return data.decode(errors="replace")
+        return without_colours(data.decode(errors="replace"))
 
     def crash_dump(self, rank: int) -> str:
         """Return the fault handler's dump on the worker's stderr, if the program has redirected it there."""

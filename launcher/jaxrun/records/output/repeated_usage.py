@@ -6,7 +6,7 @@ once in an attempt: a program that prints such lines all the time is not delayed
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from jaxrun.text import format_ranges
 
@@ -15,8 +15,7 @@ _MAX_BYTES = 2**16  # of a text that is held
 _FIRST_WORD = b"usage:"
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     since: float
     text: bytearray
 

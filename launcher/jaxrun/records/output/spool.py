@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import tempfile
 import threading
 from collections import deque
 from pathlib import Path
@@ -26,6 +25,8 @@ class _Segment:
     """A temporary file without a name: written at its end, read from its start."""
 
     def __init__(self, directory: Path | None) -> None:
+        import tempfile  # takes 5 ms, and is needed only where output is slow
+
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
         self.written = 0
         self._read = 0
@@ -82,14 +83,15 @@ class Spool:
         with self._changed:
             if self.error is not None:
                 return
+            if self._thread is None:  # first: without a thread, nothing would ever be delivered
+                thread = threading.Thread(target=self._deliver, name=f"spool-{self._fd}", daemon=True)
+                thread.start()
+                self._thread = thread
             self._undelivered += len(data)
             self._tail.append(data)
             self._store_newest()
             self._closing = False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._deliver, name=f"spool-{self._fd}", daemon=True)
-                self._thread.start()
-            elif self._idle:
+            if self._idle:
                 self._idle = False
                 self._changed.notify_all()
 

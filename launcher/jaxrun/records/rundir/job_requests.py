@@ -1,4 +1,4 @@
-"""Requests to a running job, and their answers: where all ranks are, how far they are, profiles of them."""
+"""Requests to a running job, and their answers: where all ranks are, how far they are, profiles of them, its end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S
 from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
+from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.protocol.codec import from_content
-from jaxrun.protocol.job_messages import Answer, OverviewRequest, ProfileRequest, StacksRequest
+from jaxrun.protocol.job_messages import Answer, EndOrder, OverviewRequest, ProfileRequest, StacksRequest
+from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.records.rundir.running_job import ANSWER_TIMEOUT_S, RequestRefused, RunningJob
 from jaxrun.text import format_bytes, plural
 
 PROFILE_DIR = "profile"  # in the run directory
 _LEADS_S = (1.0, 4.0, 16.0)  # for the order to reach all ranks, at each attempt
 _RETRY_S = 0.5
+_STOP_NOTE_S = 1.5  # until a line says that a job takes longer to end
+_STOP_WAIT_S = 60.0  # for one system call
 
 T = TypeVar("T")
 
@@ -44,6 +48,28 @@ def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = Fals
     frames = stack_text.format_all_frames(snapshot.dumps, snapshot.hosts) if full else ""
     natives = stack_text.format_by_text(snapshot.natives or {}, snapshot.hosts) if native else ""
     return "\n\n".join(filter(None, (stack_text.format_snapshot(snapshot), natives or frames)))
+
+
+def stop(job: RunningJob, *, now: bool, show: Callable[[str], None]) -> Verdict | None:
+    """End the job, with `now` without grace, and wait until it is over; returns how it ended, None if unknown.
+
+    `show` is called with a text if that takes a while.
+    """
+    job.send(EndOrder(gracefully=not now))
+    if not job.wait_until_over(_STOP_NOTE_S):
+        shorter = "" if now else "; jaxrun stop --now ends it at once"
+        show(f"the job of {job.run_dir} was told to end, which takes a while{shorter}")
+        while not job.wait_until_over(_STOP_WAIT_S):
+            pass
+    return read_verdict(job.run_dir)
+
+
+def format_stopped(run_dir: Path, verdict: Verdict | None) -> str:
+    """Return what `jaxrun stop` prints about a job that it has ended."""
+    from jaxrun.analysis.verdict.verdict_text import headline_of
+
+    text = f"the job of {run_dir} is over"
+    return text if verdict is None else f"{text}: {headline_of(verdict).rstrip('.')}; exit {verdict.exit_code}"
 
 
 def _parse(kind: type[T], answer: Answer) -> T:

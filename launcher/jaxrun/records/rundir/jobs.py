@@ -6,12 +6,16 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from jaxrun.analysis.verdict.goodput_text import Goodput
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.files.own_files import open_own_or_linked_directory, remove_directory
+from jaxrun.records.rundir.job_numbers import read_numbers, remove_unused
 from jaxrun.records.rundir.recorded_files import find_collection, is_run_dir, read_plan, read_verdict
 from jaxrun.records.rundir.rundir import (
     COLLECTION_DIR,
@@ -26,10 +30,10 @@ from jaxrun.text import format_bytes, format_columns, format_seconds, plural
 
 _STARTING_S = 600.0  # a job that has not said yet who runs it may be starting
 _SHOWN_CHARS = 40  # of a command
+_WHY_CHARS, _MIN_WHY_CHARS = 80, 20  # of why a job failed, in a file and on a terminal that is full
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedJob:
+class RecordedJob(Struct, frozen=True):
     """A job as its run directory shows it.
 
     started:  seconds since the epoch
@@ -39,6 +43,7 @@ class RecordedJob:
     running:  None if only `host` knows
     is_complete:  whether its launcher could write all records
     tag:      the note of --tag
+    number:   as commands take it; None where the file system has no links
     """
 
     path: Path
@@ -50,6 +55,7 @@ class RecordedJob:
     running: bool | None = False
     is_complete: bool = True
     tag: str = ""
+    number: int | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -57,6 +63,12 @@ class RecordedJob:
         if self.verdict is None:
             return time.time() - self.started if self.running else None
         return self.verdict.seconds
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """What its time was worth; None while it runs, for a short job, and if no steps were seen."""
+        found = self.verdict.goodput if self.verdict is not None else None
+        return found if found is not None and found.is_known else None
 
     @property
     def state(self) -> str:
@@ -70,6 +82,13 @@ class RecordedJob:
         if self.running:
             return "running"
         return "killed with its launcher" if self.is_complete else "unknown: the disk was full, or not writable"
+
+    @property
+    def why(self) -> str:
+        """What happened, in one line; empty if all went well, and while it runs."""
+        if self.verdict is None or self.verdict.outcome == "ok":
+            return ""
+        return in_one_line(self.verdict.headline)
 
 
 def list_jobs(path: Path | None) -> tuple[Path, list[RecordedJob]]:
@@ -87,20 +106,31 @@ def list_jobs(path: Path | None) -> tuple[Path, list[RecordedJob]]:
         entries = [entry for entry in collection.iterdir() if not entry.is_symlink() and is_run_dir(entry)]
     except OSError as error:
         raise UsageError(f"cannot read {collection}: {error.strerror}") from None
-    return collection, sorted(map(read_job, entries), key=lambda job: (job.started, job.path.name))
+    numbers = read_numbers(collection)
+    found = [replace(read_job(entry), number=numbers.get(entry.name)) for entry in entries]
+    return collection, sorted(found, key=lambda job: (job.started, job.path.name))
 
 
-def latest_job(number: int) -> Path | None:
-    """The run directory of the job with this number in the working directory's list, 1 for the latest.
+def find_job(word: str) -> Path | None:
+    """Return the run directory of the job with this number or name in the working directory's collection.
 
-    None if a directory has that name. Raises UsageError if there is no such job.
+    None if a path `word` exists, or it is a path of several parts. Raises UsageError if there is no such job.
     """
-    if os.path.lexists(str(number)):
+    if os.path.lexists(word) or not word or os.path.basename(word) != word:
         return None
-    collection, found = list_jobs(None)
-    if not 1 <= number <= len(found):
-        raise UsageError(f"there is no job {number}: {collection} has {plural(len(found), 'job')}; 1 is the latest")
-    return found[-number].path
+    try:
+        collection = find_collection()
+    except UsageError:
+        if word.isdecimal():
+            raise
+        return None
+    if is_run_dir(collection):  # the working directory is one
+        collection = collection.resolve().parent
+    found = next((name for name, number in read_numbers(collection).items() if str(number) == word), word)
+    path = collection / found
+    if is_run_dir(path):
+        return path
+    raise UsageError(f"there is no job {word} in {collection}; jaxrun list shows the jobs")
 
 
 def read_job(path: Path) -> RecordedJob:
@@ -121,30 +151,42 @@ def read_job(path: Path) -> RecordedJob:
     )
 
 
-def format_jobs(jobs: Sequence[RecordedJob]) -> str:
-    """Lay the jobs out as a table; their numbers count from the newest, 1, as commands take them."""
+def format_jobs(jobs: Sequence[RecordedJob], width: int | None = None) -> str:
+    """Lay the jobs out as a table, with the numbers that commands take; `width`: of the terminal, if it is one."""
     rows = [["job", "run directory", "started", "took", "processes", "how it went", "program"]]
-    for number, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
+    for job in jobs:
         command = in_one_line(" ".join(job.command))
         rows.append(
             [
-                str(number),
+                "" if job.number is None else str(job.number),
                 in_one_line(job.path.name),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started)),
                 "" if job.seconds is None else format_seconds(job.seconds),
                 str(job.processes or ""),
                 in_one_line(job.state),
-                command if len(command) <= _SHOWN_CHARS else f"{command[: _SHOWN_CHARS - 1]}…",
+                _clip(command, _SHOWN_CHARS),
             ]
         )
+    if any(job.goodput for job in jobs):
+        shares = (f"{job.goodput.share:.1%}" if job.goodput is not None else "" for job in jobs)
+        for row, share in zip(rows, ["goodput", *shares], strict=True):
+            row.insert(-1, share)
     if any(job.tag for job in jobs):
         for row, tag in zip(rows, ["tag", *(in_one_line(job.tag) for job in jobs)], strict=True):
             row.insert(-1, tag)
+    if any(job.why for job in jobs):
+        used = max(map(len, format_columns(rows))) + 2
+        most = _WHY_CHARS if width is None else max(_MIN_WHY_CHARS, width - used)
+        for row, why in zip(rows, ["why", *(_clip(job.why, most) for job in jobs)], strict=True):
+            row.append(why)
     return "\n".join(format_columns(rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Cleaned:
+def _clip(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+class Cleaned(Struct, frozen=True):
     """What `clean` has done with the run directories in one place.
 
     deleted:  which are deleted, or, with `dry_run`, would be
@@ -194,6 +236,8 @@ def _clean(collection: Path, directory: int, jobs: Sequence[RecordedJob], keep: 
     if latest.is_symlink() and not latest.exists():
         with contextlib.suppress(OSError):
             os.unlink(LATEST_LINK, dir_fd=directory)
+    if not dry_run:
+        remove_unused(directory)
     kept = {job.path: job.state for job in jobs if job.running is not False}
     return Cleaned(collection, dry_run, tuple(deleted), failed, kept, size, len(jobs))
 

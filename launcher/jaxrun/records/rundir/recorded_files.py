@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from jaxrun.analysis.verdict import verdict
 from jaxrun.analysis.verdict.verdict import Verdict
@@ -14,6 +17,7 @@ from jaxrun.errors import ProtocolError, UsageError
 from jaxrun.files.own_files import is_trusted, open_own_directory
 from jaxrun.files.regular_files import open_regular
 from jaxrun.protocol.codec import from_content
+from jaxrun.records.document_base import Document
 from jaxrun.records.event_log.event_log import EventLog
 from jaxrun.records.rundir.rundir import (
     COLLECTION_DIR,
@@ -30,8 +34,7 @@ from jaxrun.spec.job.program_check import working_directory
 from jaxrun.text import format_user
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedLauncher:
+class RecordedLauncher(Struct, frozen=True):
     """The launcher of a job: the host on which it runs, or ran, and the socket at which it answers; empty for none."""
 
     host: str = ""
@@ -39,16 +42,15 @@ class RecordedLauncher:
     socket: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedPlan:
-    """The content of job.json; missing values are empty."""
+class RecordedPlan(Document, frozen=True, kw_only=True, tag="job"):
+    """What readers need of job.json (JobFile); missing values are empty."""
 
     job_id: str = ""
     program: tuple[str, ...] = ()
     processes: int = 0
     tag: str = ""
     requeue_id: str = ""
-    launcher: RecordedLauncher = RecordedLauncher()
+    launcher: Annotated[RecordedLauncher, Meta(description="empty before a job is started")] = RecordedLauncher()
 
 
 def read_text(path: Path) -> str:
@@ -73,9 +75,9 @@ def read_job_events(run_dir: Path) -> EventLog:
     return EventLog(_lines_of(path), str(path))
 
 
-def _lines_of(path: Path) -> Iterator[str]:
+def _lines_of(path: Path) -> Iterator[bytes]:
     try:
-        with open(open_regular(path), encoding="utf-8", errors="replace") as file:
+        with open(open_regular(path), "rb") as file:
             yield from file
     except FileNotFoundError:
         return
@@ -86,7 +88,7 @@ def _lines_of(path: Path) -> Iterator[str]:
 def read_plan(run_dir: Path) -> RecordedPlan:
     """Return what job.json says; nothing if it is not there or cannot be understood."""
     with contextlib.suppress(OSError, ValueError, RecursionError, ProtocolError):
-        return from_content(RecordedPlan, json.loads(read_text(run_dir / JOB_FILE)), lenient=True)
+        return from_content(RecordedPlan, json.loads(read_text(run_dir / JOB_FILE)))
     return RecordedPlan()
 
 
@@ -158,10 +160,13 @@ def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | N
     return None if last is not None and last.exit_code == 0 else path
 
 
-def continue_job(path: Path, claim: Callable[[RunDir], object] = lambda directory: None) -> tuple[RunDir, int]:
+def continue_job(
+    path: Path, claim: Callable[[RunDir], object] = lambda directory: None
+) -> tuple[RunDir, int, tuple[Verdict, ...]]:
     """Open the run directory for the job's next attempt, without its last verdict, for that was not the last.
 
-    Returns the number of the attempt, too. `claim` is called before anything in it is read or changed.
+    Returns the number of the attempt, and the verdicts on the earlier ones, too. `claim` is called before anything in
+    it is read or changed.
     Raises UsageError if it cannot be written.
     """
     try:
@@ -173,6 +178,6 @@ def continue_job(path: Path, claim: Callable[[RunDir], object] = lambda director
     attempt = 2
     while attempt_directory(path, attempt).exists():
         attempt += 1
-    directory.earlier = (*last.earlier, replace(last, earlier=())) if last else ()
+    earlier = (*last.earlier, replace(last, earlier=())) if last else ()
     directory.remove(VERDICT_FILE)
-    return directory, attempt
+    return directory, attempt, earlier

@@ -25,9 +25,10 @@ from jaxrun.files.own_files import (
     write_whole_file,
 )
 from jaxrun.records.event_log.event_log import LoggedEvent, format_header, format_line
+from jaxrun.records.rundir import job_numbers
 
 if TYPE_CHECKING:
-    from jaxrun.analysis.verdict.verdict import Verdict
+    pass
 
 COLLECTION_DIR = "jaxrun-runs"
 LATEST_LINK = "latest"
@@ -49,7 +50,6 @@ class RunDir:
         """`descriptor`: of the directory `path`, which is opened without one; `events`: the flags by which events.jsonl
         is opened. Raises OSError."""
         self.path = path
-        self.earlier: tuple[Verdict, ...] = ()  # on the attempts that other launchers have made
         self._directory = descriptor
         self._events: int | None = None
         self._line_is_torn = False
@@ -193,6 +193,7 @@ def create(request: Path | None, *, base: Path, name: str, now: datetime) -> Run
             made = _make_new(collection, wanted)
             directory = RunDir(parent / made, open_own_directory(made, collection))
             _point_latest(collection, made)
+            job_numbers.assign(collection, made)
         finally:
             os.close(collection)
     except OSError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.files.own_files import open_own_directory
-from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.codec import Form, MessageDecoder, encode_json_frame, message_types
 from jaxrun.protocol.job_messages import (
     MAX_ANSWER_FRAME_BYTES,
     SOCKET_VERSION,
@@ -26,7 +26,9 @@ from jaxrun.protocol.job_messages import (
     Dropped,
     FromClient,
     Greeting,
+    JobBegan,
     JobEnded,
+    NotStarted,
     Request,
     ToClient,
 )
@@ -50,15 +52,22 @@ class RequestRefused(UnavailableError):
 
 
 class RunningJob:
-    """A job, by a connection to its launcher. All methods may be called from several threads at once."""
+    """A job, by a connection to its launcher. All methods may be called from several threads at once.
+
+    began, not_started:  what a launcher that this process has started says about the start of its job
+    verdict:             the text of verdict.json, once the launcher has sent it
+    """
 
     def __init__(self, run_dir: Path, link: socket.socket, pid: int) -> None:
         """`link` is connected to the launcher `pid`, which has the job of `run_dir`."""
         link.setblocking(True)
         self.run_dir = run_dir
+        self.began: JobBegan | None = None
+        self.not_started: NotStarted | None = None
+        self.verdict = ""
         self._pid = pid
         self._link = link
-        self._decoder: MessageDecoder[ToClient] = MessageDecoder(_TYPES, MAX_ANSWER_FRAME_BYTES)
+        self._decoder: MessageDecoder[ToClient] = MessageDecoder(_TYPES, MAX_ANSWER_FRAME_BYTES, form=Form.JSON)
         self._numbers = itertools.count(1)
         self._sending = threading.Lock()
         self._changed = threading.Condition()  # holds for all that follows
@@ -74,12 +83,16 @@ class RunningJob:
         self._read(0)
         return not self._is_over
 
+    def fileno(self) -> int:
+        """The descriptor that is readable when something has come, such as the end of the job."""
+        return self._link.fileno()
+
     def new_number(self) -> int:
         return next(self._numbers)
 
     def send(self, message: FromClient) -> None:
         """Send a message; does nothing once the launcher has ended."""
-        frame = encode(message)
+        frame = encode_json_frame(message)
         with self._sending:
             with contextlib.suppress(OSError):  # reading notices it
                 self._link.sendall(frame, socket.MSG_NOSIGNAL)
@@ -190,8 +203,12 @@ class RunningJob:
                 case Answered(number=number, answer=answer):
                     if number in self._answers:
                         self._answers[number].append(answer)
-                case JobEnded():
-                    self._is_over = True
+                case JobBegan():
+                    self.began = message
+                case NotStarted():
+                    self.not_started = message
+                case JobEnded(verdict=verdict):
+                    self.verdict, self._is_over = verdict, True
                 case Dropped(reason=reason):
                     self._trouble, self._is_over = reason, True
 

@@ -7,13 +7,12 @@ calls the `plan` of a job's backend.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from jaxrun.spec.job.option_declaration import Option
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(Struct, frozen=True):
     """One line of the table.
 
     module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it; empty for `attach`
@@ -27,10 +26,10 @@ class Backend:
 HOST_OPTIONS = ("hosts", "network")
 _REQUESTS = ("GPUs", "submit")  # requests to a scheduler
 
-KUBERNETES = "kubernetes"
+LOCAL, KUBERNETES = "local", "kubernetes"
 
 BACKENDS = {
-    "local": Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
+    LOCAL: Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
     "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "host list", "spares", "fewer hosts", "mpirun")),
     "ssh": Backend("jaxrun.spec.backends.ssh", (*HOST_OPTIONS, "host list", "spares", "fewer hosts", "ssh")),
     "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "fewer hosts", "slurm", *_REQUESTS)),

@@ -14,19 +14,18 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 
+from msgspec.structs import replace
+
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_USAGE, UsageError
-from jaxrun.protocol.names import TOKEN
+from jaxrun.protocol.names import HEAD, HOSTS, TOKEN
 from jaxrun.spec.backends.generated_files import MARK
 from jaxrun.spec.job.env_options import mask_secret
-from jaxrun.spec.job.host_env import COUNT, HEAD, HEAD_PORT
+from jaxrun.spec.job.host_env import HEAD_PORT
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.plan import Plan
-from jaxrun.text import format_ranges
 
 _CONTAINER = "jaxrun"
 _REPLICATED_JOB = "host"  # of a JobSet, whose pods are NAME-host-0-INDEX
@@ -35,7 +34,10 @@ _GRACE_MARGIN_S = 15  # time for the verdict and the last files, after the ranks
 _MAX_NAME = 40  # a host's name, which includes Kubernetes' suffixes, has at most 63 letters
 _GPU_RESOURCE = {"rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
 # Values that the manifest sets, or that each pod finds out itself.
-_NOT_IN_COMMAND = {"backend", "hosts", "image", "manifest", "jobset", "queue", "namespace", "submit", "gpus_per_host"}
+_NOT_IN_COMMAND = {
+    *("backend", "hosts", "image", "manifest", "jobset", "queue", "namespace", "submit", "gpus_per_host"),
+    *("assignments", "env_files"),  # the pod's own variables
+}
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
@@ -147,7 +149,7 @@ def _exit_codes(*codes: int) -> dict[str, Any]:
 def _pod_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, Any]:
     claim, path = _claim(job)
     first = f"{name}-{_REPLICATED_JOB}-0-0" if job.jobset else f"{name}-0"
-    told = {COUNT: str(job.hosts or 1), HEAD: f"{first}.{name}:{HEAD_PORT}"}
+    told = {HOSTS: str(job.hosts or 1), HEAD: f"{first}.{name}:{HEAD_PORT}"}
     plain = told | {variable: value for variable, value in job.env.items() if variable not in of_secret}
     from_secret = [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": variable}}} for variable in of_secret
@@ -156,7 +158,7 @@ def _pod_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, An
     container: dict[str, Any] = {
         "name": _CONTAINER,
         "image": job.image,
-        "command": ["jaxrun", "--hosts", "auto", *map(_literal, (*_option_words(job, path), *job.program))],
+        "command": ["jaxrun", "--hosts", "auto", *map(_literal, _words(job, path))],
         "env": [*({"name": variable, "value": _literal(value)} for variable, value in plain.items()), *from_secret],
         "ports": [{"name": "jaxrun", "containerPort": HEAD_PORT, "protocol": "TCP"}],
         "volumeMounts": mounts,
@@ -179,8 +181,8 @@ def _pod_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, An
 
 
 def _literal(text: str) -> str:
-    """Keep Kubernetes from replacing "$(NAME)" with a variable."""
-    return text.replace("$(", "$$(")
+    """Keep Kubernetes from replacing "$(NAME)" with a variable: it reads "$$" as one dollar, wherever it is."""
+    return text.replace("$", "$$")
 
 
 def _claim(job: Job) -> tuple[str, str]:
@@ -196,23 +198,11 @@ def _claim(job: Job) -> tuple[str, str]:
     return claim, str(PurePosixPath(_RUNS, *below))
 
 
-def _option_words(job: Job, run_dir: str) -> Iterator[str]:
-    """Yield the options for each pod's jaxrun, as words of a command line."""
-    for field, option in options_of(job):
-        value, flag = getattr(job, field.name), option.flags[-1]
-        if field.name in _NOT_IN_COMMAND or value == field.default:
-            continue
-        if field.name == "run_dir":
-            yield f"{flag}={run_dir}/{job.name}" if run_dir == _RUNS else f"{flag}={run_dir}"
-        elif value is True or option.flag_value:
-            yield flag
-        elif field.type == "Ranks":
-            yield f"{flag}={format_ranges(chain(*value), ',')}"
-        elif field.type == "tuple[str, ...]":
-            yield f"{flag}={shlex.join(value)}"
-        else:
-            for each in value if isinstance(value, tuple) else (value,):
-                yield f"{flag}={each:g}" if isinstance(each, float) else f"{flag}={each}"
+def _words(job: Job, run_dir: str) -> list[str]:
+    """Return the words for each pod's jaxrun; `run_dir` is the run directory in the pod."""
+    if run_dir:
+        job = replace(job, run_dir=PurePosixPath(run_dir, job.name) if run_dir == _RUNS else PurePosixPath(run_dir))
+    return job.command_words(without=_NOT_IN_COMMAND)
 
 
 # ---- YAML
@@ -230,10 +220,10 @@ def _lines(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key, each in value.items():
             if isinstance(each, (dict, list)) and each:
-                yield f"{key}:"
+                yield f"{_scalar(key)}:"
                 yield from (f"  {line}" for line in _lines(each))
             else:
-                yield f"{key}: {_scalar(each)}"
+                yield f"{_scalar(key)}: {_scalar(each)}"
         return
     for each in value:
         if isinstance(each, (dict, list)) and each:
@@ -245,6 +235,15 @@ def _lines(value: Any) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
         return value
-    return json.dumps(value)
+    return f'"{"".join(map(_escaped, value))}"'
+
+
+def _escaped(character: str) -> str:
+    """Write a character as in JSON, which has two escapes for one beyond U+FFFF, and YAML one. Raises UsageError."""
+    if "\ud800" <= character <= "\udfff":
+        raise UsageError("a manifest is text, but a word of the command or a variable is not valid UTF-8")
+    return json.dumps(character)[1:-1] if character <= "\uffff" else f"\\U{ord(character):08x}"

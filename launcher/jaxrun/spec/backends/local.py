@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_id import AgentId

@@ -8,7 +8,8 @@ many. supervisor/attach.py describes how the agents meet.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_id import AgentId

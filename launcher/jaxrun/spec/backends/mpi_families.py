@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from jaxrun.protocol.hidden_fields import HidesFields
 
 Words = tuple[str, ...]
 HostCounts = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpirunRequest:
+class MpirunRequest(HidesFields, frozen=True, kw_only=True):
     """What an mpirun should start.
 
     processes:    number of processes on all hosts together
@@ -30,6 +33,8 @@ class MpirunRequest:
     environ:      the environment, in which the user may have made choices, too
     """
 
+    hidden = frozenset({"environ"})
+
     processes: int
     host_counts: HostCounts = ()
     per_host: int | None = None
@@ -38,11 +43,10 @@ class MpirunRequest:
     as_root: bool = False
     launcher: str = ""
     user_words: Words = ()
-    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiFamily:
+class MpiFamily(Struct, frozen=True, kw_only=True):
     """One kind of mpirun, and how to express a MpirunRequest on its command line.
 
     engine:            the key in cluster_env.CLUSTER_ENVS of the variables that its processes get

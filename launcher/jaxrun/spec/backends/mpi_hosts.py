@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends.remote_plan import count_without_spares
@@ -26,8 +28,7 @@ _SETTING = re.compile(r"(?P<key>slots|max[_-]slots)=(?P<value>[0-9]{1,6})")
 _MAX_HOSTS_SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True)
-class HostSlots:
+class HostSlots(Struct, frozen=True):
     """A host and its number of slots, which is None if none was given."""
 
     name: str

@@ -56,7 +56,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         environ={**environ, **job.env},
     )
     spares = spare_hosts(job, named, allocation)
-    stay = bool(job.spares or job.min_hosts or job.wait_hosts or job.placement) and UNKNOWN_HOST not in hosts
+    stay = job.outlives_hosts and UNKNOWN_HOST not in hosts
     command = LaunchCommand(
         engine=family.engine,
         title=title,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
+
+from msgspec.structs import replace
 
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.spec.backends import backend_of
@@ -48,7 +49,7 @@ def command_on(plan: Plan, host: str, words: Sequence[str], environ: Mapping[str
     """Return the engine's command that runs these words on a host. Raises the exceptions of the backend's `plan`."""
     of_job = {"processes": 1, "hosts": None, "processes_per_host": None, "spares": 0, "min_hosts": None, "grow": None}
     of_ranks = {"chaos": (), "quiet_ranks": (), "only_ranks": (), "stdin": STDIN_NONE}
-    job = replace(plan.job, placement=(host,), spare_hosts=(), **of_job, **of_ranks)  # type: ignore[arg-type]
+    job = replace(plan.job, placement=(host,), spare_hosts=(), **of_job, **of_ranks)
     command = make_plan(job, environ, plan.job_id).launch_command
     assert command is not None
     return replace(command, argv=(*command.argv[: -len(AGENT_ARGV)], *words))

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.worker_command import worker_argv
-from jaxrun.spec.job.combinations import check_rank_options
+from jaxrun.spec.job.combinations import check_hosts
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
-from jaxrun.text import UNKNOWN_HOST, plural
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker, describe_left_out
+from jaxrun.text import plural
 
 
 def plan_remote(
@@ -40,17 +42,7 @@ def plan_remote(
     spares:    hosts that may replace another
     left_out:  the hosts that `leave_out` has returned
     """
-    if job.min_hosts is not None and job.min_hosts > len(set(hosts)):
-        raise UsageError(
-            f"--min-hosts {job.min_hosts}, but the job has {plural(len(set(hosts)), 'host')} to begin with"
-        )
-    by_name = {"--spares": job.spares, "--min-hosts": job.min_hosts, "--exclude-hosts": job.exclude_hosts}
-    option = next((option for option, value in (*by_name.items(), ("--quarantine", job.quarantine)) if value), "")
-    if option and UNKNOWN_HOST in hosts:
-        raise UsageError(
-            f"{option} needs the names of the hosts, because jaxrun then places the ranks itself; give -H, or use Slurm"
-        )
-    check_rank_options(job, len(hosts))
+    check_hosts(job, hosts)
     return Plan(
         job=replace(job, processes=len(hosts)),
         job_id=job_id,
@@ -67,7 +59,6 @@ def plan_remote(
         agents=starting_agents(command, len(hosts)),
         left_out=tuple(left_out),
         whole=tuple(hosts),
-        exclusion=describe_left_out(job, left_out) if left_out else "",
     )
 
 
@@ -101,12 +92,6 @@ def leave_out(job: Job, offered: Sequence[str]) -> tuple[Job, tuple[str, ...]]:
     return replace(job, hosts=hosts, processes=processes, spares=max(0, min(job.spares, there - wanted))), left_out
 
 
-def describe_left_out(job: Job, left_out: Sequence[str]) -> str:
-    """Write `without h3 (bad-hosts: lost); to use a host again, delete its line in bad-hosts`."""
-    again = f"; to use a host again, delete its line in {job.quarantine}" if job.quarantine else ""
-    return f"without {', '.join(f'{host} ({job.excluded[host]})' for host in left_out)}{again}"
-
-
 def count_without_spares(job: Job, there: int) -> int:
     """Return how many of `there` hosts the job runs on besides its --spares. Raises UsageError if there are too few."""
     wanted = job.hosts or there - job.spares
@@ -120,8 +105,7 @@ def count_without_spares(job: Job, there: int) -> int:
     return wanted
 
 
-@dataclass(frozen=True, slots=True)
-class HostChoice:
+class HostChoice(Struct, frozen=True):
     """The hosts of the next attempt.
 
     placement:  the host of each rank

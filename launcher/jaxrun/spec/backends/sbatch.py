@@ -10,8 +10,9 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends.generated_files import MARK
@@ -23,8 +24,8 @@ from jaxrun.spec.job.job import Job
 _MIN_SIGTERM_LEAD_S = 60  # from the SIGTERM to the time limit
 _MIN_REQUEUE_LEAD_S = 15  # from the end of the grace to the time limit, to end the job and have it started again
 _SIGNAL_JITTER_S = 60  # Slurm may send a signal this much sooner than asked
-# Options of jaxrun that the #SBATCH lines replace.
-_DROPPED_WITH_VALUE = ("--sbatch", "--slurm-args", "--partition", "--time", "--account")
+# Fields of the job whose options the #SBATCH lines replace.
+_IN_DIRECTIVES = ("sbatch", "submit", "partition", "time_limit", "account")
 # Options of srun that sbatch lacks, or that mean something else to sbatch.
 _SRUN_ONLY_OPTIONS = {
     "--accel-bind", "--bcast", "--bcast-exclude", "--compress", "--cpu-bind", "--disable-status", "--epilog",
@@ -69,12 +70,12 @@ def sbatch_options(job: Job) -> list[str]:
     return [*words, *map(shlex.join, _group_options(_split_sbatch_srun(job.slurm_args)[0]))]
 
 
-def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) -> str:
-    """Return the text of the script for `file`; `words` are the words of the command line after `jaxrun`."""
+def sbatch_script(job: Job, *, directory: str, file: str) -> str:
+    """Return the text of the script for `file`, which runs in `directory`."""
+    secrets, words = find_secrets(job), _jaxrun_words(job)
     for text in (*words, directory, file):
         if "\n" in text:
             raise UsageError(f"a batch script cannot hold {text!r}: Slurm reads its options line by line")
-    secrets = find_secrets(job, words)
     name = job.tag or re.sub(r".*/|\.py$", "", job.program[0])
     lines = [
         "#!/bin/bash",
@@ -99,54 +100,33 @@ def sbatch_script(job: Job, words: Sequence[str], *, directory: str, file: str) 
         *_signal_before_limit(job),
         "",
         "# jaxrun calls srun to start the processes. It replaces this shell, so it receives Slurm's signals itself.",
-        f"exec {shlex.join([sys.executable, '-m', 'jaxrun', *_jaxrun_words(job, words, secrets)])}",
+        f"exec {shlex.join([sys.executable, '-m', 'jaxrun', *words])}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def find_secrets(job: Job, words: Sequence[str]) -> dict[str, str]:
-    """Return the values of --env among `words` that look secret, by name: the script leaves them out.
+def find_secrets(job: Job) -> dict[str, str]:
+    """Return the values of --env that look secret, by name: the script leaves them out.
 
     The job gets them from the environment in which it is submitted. So none are left out if --slurm-args have their own
     --export, which may keep the environment from the job.
     """
     if has_option(job.slurm_args, ("--export",)):
         return {}
-    options = words[: len(words) - len(job.program)]
-    given = [following for word, following in pairwise(options) if word == "--env"]
-    given += [word.removeprefix("--env=") for word in options if word.startswith("--env=")]
-    pairs = [text.partition("=")[::2] for text in given]
+    pairs = [text.partition("=")[::2] for text in job.assignments]
     return {name: value for name, value in pairs if mask_secret(name, value) != value}
 
 
-def _jaxrun_words(job: Job, words: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
-    """Return the same command without the options that the #SBATCH lines replace, but with the words for srun alone.
+def _jaxrun_words(job: Job) -> list[str]:
+    """Return the words of the same job without the options that the #SBATCH lines replace; of a secret, only its name.
 
-    Of an assignment to a variable in `secrets`, only the name is kept.
+    Of --slurm-args, the words for srun alone are kept.
     """
-    end = len(words) - len(job.program)
-    kept: list[str] = []
-    options = iter([_without_secret(word, before, secrets) for before, word in pairwise(["", *words[:end]])])
-    for word in options:
-        name, equals, _ = word.partition("=")
-        name = name.replace("_", "-")  # spelled as on the command line
-        if name in _DROPPED_WITH_VALUE and not equals:
-            next(options, None)
-        elif name not in ("--submit", *_DROPPED_WITH_VALUE):
-            kept.append(word)
-    step = _split_sbatch_srun(job.slurm_args)[1]
-    if step:
-        kept = [f"--slurm-args={shlex.join(step)}", *kept]
-    return [*kept, *words[end:]]
-
-
-def _without_secret(word: str, before: str, secrets: Mapping[str, str]) -> str:
-    """Return `word`, which follows `before`; if it assigns one of `secrets`, return only the name."""
-    for option in ("", "--env="):
-        name = word.removeprefix(option).partition("=")[0]
-        if (before == "--env" or option) and word.startswith(option) and name in secrets:
-            return option + name
-    return word
+    secrets = find_secrets(job)
+    named = ((text.partition("=")[0], text) for text in job.assignments)
+    assignments = tuple(name if name in secrets else text for name, text in named)
+    step = tuple(_split_sbatch_srun(job.slurm_args)[1])
+    return replace(job, assignments=assignments, slurm_args=step).command_words(without=_IN_DIRECTIVES)
 
 
 def _says_who_starts_it_again(job: Job) -> list[str]:

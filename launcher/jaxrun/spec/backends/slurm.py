@@ -14,7 +14,9 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.settings import STDIN_RANK_0
@@ -44,8 +46,7 @@ _HOST_CHOICE_OPTIONS = (
 _OVERCOMMIT_OPTIONS = ("--overcommit", "-O")
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(Struct, frozen=True):
     """The number of processes on each used node, from the first node on, and the CPUs of each process."""
 
     counts: tuple[int, ...]
@@ -80,7 +81,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     shape = _shape(job, allocation, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
     hosts = _hosts(job, allocation, shape)
     waiting = [spare for spare in spares for _ in range(_room_for_waiting(shape, room.get(spare, 1)))]
-    survive_host_loss = bool(job.spares or job.min_hosts or job.wait_hosts or job.placement)
+    survive_host_loss = job.outlives_hosts
     command = LaunchCommand(
         engine="slurm",
         title=f"srun in Slurm job {allocation.job_id}",

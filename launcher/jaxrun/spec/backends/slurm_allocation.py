@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
 
@@ -21,8 +23,7 @@ _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([1-9][0-9]{0,5})\))?")
 _MAX_NODES = 1 << 16  # Slurm's own limit; a longer list is a typing error
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """A Slurm job.
 
     cpus:           the job's CPUs on each node, in the order of `nodes`

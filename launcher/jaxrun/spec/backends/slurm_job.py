@@ -11,7 +11,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.errors import (
     EXIT_PREEMPTED,
@@ -40,8 +41,7 @@ _EXIT_STATUS_BY_STATE = {
 _QUERY_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
+class JobState(Struct, frozen=True):
     """The output of `scontrol show job`; `nodes` is empty until the job runs, `output` if the job has no output file.
 
     requeue:  whether Slurm may start the job again
@@ -160,7 +160,7 @@ def _check_requeue(environ: Mapping[str, str]) -> None:
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
         raise UnavailableError(
             "--requeue needs scontrol, which is not on PATH (for example, in a container); without it, use an array of "
-            "jobs that run one after the other: docs/surviving.md"
+            "jobs that run one after the other: docs/clusters/slurm.md"
         )
     job = environ["SLURM_JOB_ID"]
     state = query_job_state(job, environ)

@@ -7,15 +7,15 @@ starts as many threads as a rank has cores.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.text import parse_ranks
 
 BIND_AUTO, BIND_GPU, BIND_CORES, BIND_NONE = BIND_MODES = ("auto", "gpu", "cores", "none")
 
 
-@dataclass(frozen=True, slots=True)
-class RankCores:
+class RankCores(Struct, frozen=True):
     """The cores that a rank may use, hardware threads of one core side by side, and the cores next to each of its GPUs.
 
     The latter are in the kernel's format, "0-31,64-95"; empty for a GPU about which it says nothing.

@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from msgspec import Struct
+
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
-from jaxrun.protocol.names import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, RESERVED_PREFIX
+from jaxrun.protocol.names import COORDINATOR_ADDRESS, NUM_PROCESSES, PROCESS_ID, RANK, SIZE
 from jaxrun.text import format_columns
 
 BY_OPTIONS = "by hand"  # the engine of a rank that is given by --rank and --size alone
 
-_OWN_RANK = f"{RESERVED_PREFIX}RANK"
-_OWN_SIZE = f"{RESERVED_PREFIX}SIZE"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # steps from here on are salloc's shell, the batch script and the like
 _CONTROL_PORT = "--control-port"
@@ -38,8 +37,7 @@ def _is_task_of_step(environ: Mapping[str, str]) -> bool:
     return same and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
 
 
-@dataclass(frozen=True, slots=True)
-class CancelCommand:
+class CancelCommand(Struct, frozen=True):
     """Ends all processes that an engine has started together, when its launch command can no longer do so.
 
     argv:      the command, to which the launch id reported by an agent is appended
@@ -52,8 +50,7 @@ class CancelCommand:
     too_late: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterEnv:
+class ClusterEnv(Struct, frozen=True):
     """An engine (`key`) that starts processes, and the variables by which they know their rank.
 
     command:  what people type to start processes, to which they add -n; empty if they type nothing
@@ -136,8 +133,7 @@ CLUSTER_ENVS = (
 _BY_KEY = {engine.key: engine for engine in CLUSTER_ENVS}
 
 
-@dataclass(frozen=True, slots=True)
-class RankInfo:
+class RankInfo(Struct, frozen=True):
     """The rank of one process.
 
     job_key:  distinguishes its job from others; empty if nothing does
@@ -164,10 +160,10 @@ def find_rank_info(environ: Mapping[str, str], ancestors: Iterable[Sequence[str]
     `ancestors` are the command lines of the processes above this one, the parent first; only they name a job of MPICH.
     Raises UsageError in a process that jaxrun has started, and UnavailableError if the numbers make no sense.
     """
-    if _OWN_RANK in environ:
-        which = f"rank {environ[_OWN_RANK]} of {environ.get(_OWN_SIZE, '?')}"
+    if RANK in environ:
+        which = f"rank {environ[RANK]} of {environ.get(SIZE, '?')}"
         raise UsageError(
-            f"this process is already {which} of a jaxrun job ({_OWN_RANK} is set), and cannot attach to another; "
+            f"this process is already {which} of a jaxrun job ({RANK} is set), and cannot attach to another; "
             "run the program itself, without jaxrun attach"
         )
     engine = next((engine for engine in CLUSTER_ENVS if engine.is_set(environ)), None)
@@ -184,7 +180,7 @@ def refuse_task_of_several(
     Processes of a jaxrun job inherit such variables, but may start jobs. `words` are the words after `jaxrun`;
     `ancestors` returns the command lines that `find_rank_info` needs.
     """
-    if _OWN_RANK in environ or not any(engine.is_set(environ) for engine in CLUSTER_ENVS):
+    if RANK in environ or not any(engine.is_set(environ) for engine in CLUSTER_ENVS):
         return
     try:
         found = find_rank_info(environ, ancestors())

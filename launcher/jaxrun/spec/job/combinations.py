@@ -1,16 +1,55 @@
-"""Checks the options of a job against each other, and against its program, backend and size.
+"""All combinations of options that are refused: with each other, with the program, with the backend and its hosts.
 
-Each option's own value is checked by its declaration (options.py).
+Each option's own value is checked by its declaration (option_checks.py). What only a machine knows, such as a missing
+terminal, is checked where it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxrun.errors import UsageError
-from jaxrun.spec.backends import BACKENDS, HOSTS, backends_with, understands
-from jaxrun.spec.job.option_declaration import options_of
-from jaxrun.spec.job.options import JobOptions
+from jaxrun.protocol.flight_file import LOCKSTEP_STRICT
+from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
+from jaxrun.spec.backends import BACKENDS, HOSTS, LOCAL, backends_with, understands
+from jaxrun.spec.job.option_declaration import Option, options_of
+from jaxrun.spec.job.options import HOSTS_AUTO, JobOptions
+from jaxrun.text import UNKNOWN_HOST, plural
+
+
+class _Exclusive(NamedTuple):
+    """Two options, by their fields, of which a job can have one.
+
+    why:    what is said of the first
+    value:  the one value of the first that counts; None: each but its default
+    """
+
+    first: str
+    second: str
+    why: str = ""
+    value: str | None = None
+
+
+_EXCLUSIVE = (
+    _Exclusive("pdb", "max_restarts"),
+    _Exclusive("pdb", "debug_post_mortem"),
+    _Exclusive("debug_post_mortem", "max_restarts"),
+    _Exclusive("keep_survivors", "pdb"),
+    _Exclusive("keep_survivors", "debug_post_mortem"),
+    _Exclusive("lockstep", "keep_survivors", ", with which each call waits for all ranks,", LOCKSTEP_STRICT),
+    _Exclusive("debug", "no_run_dir"),
+    _Exclusive("debug_post_mortem", "no_run_dir"),
+    _Exclusive("live", "debug", ", which hides what to type,"),
+    _Exclusive("live", "debug_post_mortem", ", which hides what to type,"),
+    _Exclusive("live", "no_run_dir", ", which shows what the run directory has,"),
+    _Exclusive("metrics", "no_run_dir", ", which asks the job by its run directory,"),
+    _Exclusive("run_dir", "no_run_dir"),
+    _Exclusive("quiet_ranks", "only_ranks"),
+    _Exclusive("quiet", "verbose"),
+    _Exclusive("host_list", "hostfile"),
+)
+_OPTIONS = {field.name: (field.default, option) for field, option in options_of(JobOptions)}
 
 
 def check_combinations(job: JobOptions, program: tuple[str, ...]) -> None:
@@ -19,6 +58,33 @@ def check_combinations(job: JobOptions, program: tuple[str, ...]) -> None:
     for is_wrong, text in (*_counts(job), *_needs(job), *_contradictions(job)):
         if is_wrong:
             raise UsageError(text)
+
+
+def contradicted_defaults(given: Mapping[str, Any], defaults: Collection[str]) -> set[str]:
+    """Return which of these defaults exclude an option that was typed: the command line overrides them.
+
+    given:  the values of all options that were given, typed or by a default, by field
+    """
+    pairs = [{row.first, row.second} for row in _EXCLUSIVE if _clash(row, given)]
+    return {name for pair in pairs if not pair <= {*defaults} for name in pair & {*defaults}}
+
+
+def check_backend(given: Mapping[str, Any]) -> None:
+    """Raise UsageError if a command on each host is asked for, and also a backend that starts the hosts' processes."""
+    backend = given.get("backend", LOCAL)
+    if backend == LOCAL:
+        return
+    if given.get("hosts") == HOSTS_AUTO:
+        raise UsageError(f"--hosts auto and --backend {backend} contradict; leave one of them out")
+    if "host_rank" in given:
+        raise UsageError(f"--host-rank is for hosts without --backend {backend}; leave one of them out")
+
+
+def check_per_node(count: int, field: str, given: Mapping[str, Any]) -> None:
+    """Raise UsageError if --nproc-per-node is not the number that its own name here, the option of `field`, has."""
+    if given.get(field, count) != count:
+        name = _OPTIONS[field][1].flags[0]
+        raise UsageError(f"--nproc-per-node {count} contradicts {name} {given[field]}; give one of them")
 
 
 def _counts(job: JobOptions) -> Iterator[tuple[bool, str]]:
@@ -57,26 +123,30 @@ def _needs(job: JobOptions) -> Iterator[tuple[bool, str]]:
     yield bool(job.grow) and job.min_hosts is None, text
     text = "--live is for a job that runs on this terminal, not for one of --sbatch, --manifest or --submit"
     yield job.live and is_handed_over, text
+    reads = job.live and job.stdin not in ("", STDIN_NONE)
+    yield reads, f"--live and --stdin {job.stdin} both read what you type; give one of them"
     text = "--requeue needs the run directory, in which the job continues; leave out --no-run-dir"
     yield job.requeue and job.no_run_dir, text
 
 
 def _contradictions(job: JobOptions) -> Iterator[tuple[bool, str]]:
     """Options that exclude each other."""
-    for is_wrong, both in (
-        (job.pdb and job.max_restarts, f"--pdb and --max-restarts {job.max_restarts}"),
-        (job.pdb and job.debug_post_mortem, "--pdb and --debug-post-mortem"),
-        (job.debug_post_mortem and job.max_restarts, f"--debug-post-mortem and --max-restarts {job.max_restarts}"),
-        (job.debug and job.no_run_dir, "--debug and --no-run-dir"),
-        (job.debug_post_mortem and job.no_run_dir, "--debug-post-mortem and --no-run-dir"),
-        (job.live and job.debug, "--live, which hides what to type, and --debug"),
-        (job.live and job.debug_post_mortem, "--live, which hides what to type, and --debug-post-mortem"),
-        (job.run_dir is not None and job.no_run_dir, f"--run-dir {job.run_dir} and --no-run-dir"),
-        (job.quiet_ranks and job.only_ranks, "--quiet-ranks and --only-rank"),
-        (job.quiet and job.verbose, "--quiet and --verbose"),
-        (job.host_list and job.hostfile, f"--host {job.host_list} and --hostfile {job.hostfile}"),
-    ):
-        yield bool(is_wrong), f"{both} contradict; give one of them"
+    values = {name: getattr(job, name) for row in _EXCLUSIVE for name in (row.first, row.second)}
+    for row in _EXCLUSIVE:
+        if _clash(row, values):
+            both = f"{_as_typed(row.first, values)}{row.why} and {_as_typed(row.second, values)}"
+            yield True, f"{both} contradict; give one of them"
+
+
+def _clash(row: _Exclusive, values: Mapping[str, Any]) -> bool:
+    if row.value is not None and values.get(row.first) != row.value:
+        return False
+    return all(values.get(name, _OPTIONS[name][0]) != _OPTIONS[name][0] for name in (row.first, row.second))
+
+
+def _as_typed(field: str, values: Mapping[str, Any]) -> str:
+    option: Option = _OPTIONS[field][1]
+    return " ".join(option.words(values[field])).replace("=", " ", 1)
 
 
 def check_rank_options(job: JobOptions, size: int) -> None:
@@ -90,6 +160,29 @@ def check_rank_options(job: JobOptions, size: int) -> None:
             raise UsageError(f"{option} names rank {last}, but the ranks of this job are 0 to {size - 1}")
 
 
+def check_hosts(job: JobOptions, hosts: Sequence[str]) -> None:
+    """Raise UsageError if the options do not fit these hosts, one for each rank, UNKNOWN_HOST if not known."""
+    there = len(set(hosts))
+    if job.min_hosts is not None and job.min_hosts > there:
+        raise UsageError(f"--min-hosts {job.min_hosts}, but the job has {plural(there, 'host')} to begin with")
+    for field in ("spares", "min_hosts", "exclude_hosts", "quarantine"):
+        if getattr(job, field) and UNKNOWN_HOST in hosts:
+            raise UsageError(
+                f"{_OPTIONS[field][1].title} needs the names of the hosts, because jaxrun then places the ranks "
+                "itself; give -H, or use Slurm"
+            )
+    check_rank_options(job, len(hosts))
+
+
+def check_stdin_over_hosts(job: JobOptions, command: str) -> None:
+    """Raise UsageError if a rank reads the standard input that the launch command of this title cannot give it."""
+    if job.stdin not in ("", STDIN_RANK_0, STDIN_NONE):
+        raise UsageError(
+            f"--stdin {job.stdin} is for ranks of one machine and for srun (--backend slurm); "
+            f"with {command} it is --stdin {STDIN_RANK_0} or {STDIN_NONE}"
+        )
+
+
 def check_options(job: JobOptions) -> None:
     """Raise UsageError if `job` has an option that its backend does not support; this machine counts as one host."""
     for field, option in options_of(job):
@@ -101,7 +194,7 @@ def check_options(job: JobOptions) -> None:
                 fitting.append("--host-rank on each host")
             chosen = f"--backend {job.backend}" if job.backend in BACKENDS else "--host-rank"
             wanted = " or ".join(filter(None, (", ".join(fitting[:-1]), fitting[-1])))
-            advice = f"add {fitting[0]}" if job.backend == "local" else "leave out one of the two"
+            advice = f"add {fitting[0]}" if job.backend == LOCAL else "leave out one of the two"
             raise UsageError(f"{option.title} is for {wanted}, not for {chosen}; {advice}")
 
 

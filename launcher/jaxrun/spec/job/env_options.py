@@ -64,6 +64,12 @@ def mask_secret(name: str, value: str) -> str:
     return _URL_PASSWORD.sub(r"\1***@", value)
 
 
+def mask_assignment(text: str) -> str:
+    """Return `NAME=VALUE` in a form that may be shown, and `NAME` as it is."""
+    name, equals, value = text.partition("=")
+    return f"{name}{equals}{mask_secret(name, value)}"
+
+
 def shown_assignment(text: str) -> str:
     """Return an assignment as an error may quote it: the value may be a secret, whatever the name."""
     name, equals, _ = text.partition("=")

@@ -12,14 +12,17 @@ The head times them (head/fault_injection.py), the agents carry them out.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import chain
 
+from msgspec import Struct
+
 from jaxrun.errors import UsageError
+from jaxrun.protocol import bounds
 from jaxrun.text import Ranks, format_ranges, parse_ranks
 
 CHAOS_OPTION = "--chaos"
-KILL, PAUSE = FAULT_KINDS = ("kill", "pause")
+FAULT_KINDS = bounds.FAULT_KINDS
+KILL, PAUSE = FAULT_KINDS
 _FAULT_SEPARATOR = re.compile(r",(?=\s*[a-z]+\s*:)")  # a comma before a kind; other commas separate ranks
 _TIME = r"([0-9]+|[0-9]*\.[0-9]+)(ms|s)"
 _FAULT_PATTERN = re.compile(rf"\s*([^:@]*):([^:@]*)@\s*{_TIME}(?:-{_TIME})?\s*", re.ASCII)
@@ -27,8 +30,7 @@ _EXPECTED_FORM = "a fault is KIND:RANKS@TIME, such as kill:1@2s, pause:0-3@1.5s 
 _ANY = "any"
 
 
-@dataclass(frozen=True, slots=True)
-class FaultSpec:
+class FaultSpec(Struct, frozen=True):
     """One fault; `after` is in seconds after the program has started on all ranks.
 
     ranks:  empty for any one of the ranks that are alive then

@@ -10,22 +10,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from msgspec import Struct
+
 from jaxrun.errors import UsageError
-from jaxrun.protocol.names import RANK, RESERVED_PREFIX
+from jaxrun.protocol.names import HEAD, HOST_RANK, HOSTS, RANK
 from jaxrun.spec.job.options import HOSTS_AUTO
 from jaxrun.text import format_columns
 
 HEAD_PORT = 7777  # port of host 0 if the platform names no port
-COUNT, INDEX, HEAD = (f"{RESERVED_PREFIX}{name}" for name in ("HOSTS", "HOST_RANK", "HEAD"))
+COUNT, INDEX = HOSTS, HOST_RANK
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _NAMED_COUNTS = (HOSTS_AUTO, "gpu", "cpu")  # words for numbers of processes, as torchrun accepts them: jaxrun decides
 
 
-@dataclass(frozen=True, slots=True)
-class HostInfo:
+class HostInfo(Struct, frozen=True):
     """The place of this host in its job.
 
     index:      the number of this host, from 0
@@ -40,8 +40,7 @@ class HostInfo:
     processes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """Variables that yield one value: `make` gets their values in the order of `names`.
 
     A `*` in a name stands for any text; exactly one variable must match.
@@ -62,8 +61,7 @@ class Source:
             raise UsageError(f"--hosts auto: {shown}, as {title} has set it, makes no sense here") from None
 
 
-@dataclass(frozen=True, slots=True)
-class HostEnv:
+class HostEnv(Struct, frozen=True):
     """A platform that numbers the hosts of a job, and the variables that it sets on each host.
 
     marker:    any of these variables shows that the platform has started this process

@@ -5,29 +5,40 @@ Everything that depends on the machine, the file system or the environment is de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping
 
+from msgspec import field
+
+from jaxrun.protocol.names import SUBCOMMANDS, WORDS_OF_OTHERS
 from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.spec.job.combinations import check_combinations
-from jaxrun.spec.job.option_declaration import check_values
-from jaxrun.spec.job.options import FAILURE_GRACE_S, GROW_S, SIGNAL_GRACE_S, JobOptions
+from jaxrun.spec.job.option_declaration import check_values, options_of
+from jaxrun.spec.job.option_kinds import AUTO_S
+from jaxrun.spec.job.options import (
+    FAILURE_GRACE_S,
+    GROW_S,
+    LEAST_DEFAULT_STALL_S,
+    LEAST_STALL_S,
+    SIGNAL_GRACE_S,
+    JobOptions,
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(JobOptions):
+class Job(JobOptions, frozen=True, kw_only=True):
     """The request of one command line.
 
     program:       the path or module name, then its arguments
-    env:           variables to add to every worker
+    env:           variables to add to every worker, --env's and --env-file's among them
     placement:     the host of each rank, if it is already decided, after the loss of a host
     spare_hosts:   the spare hosts that are left then
     excluded:      the hosts that must not be used, with the reasons
     probe_hosts:   first let the agents on other hosts report them, and connect to each other
     """
 
+    hidden = frozenset({"env", "assignments"})
+
     program: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)
     placement: tuple[str, ...] = ()
     spare_hosts: tuple[str, ...] = ()
     excluded: Mapping[str, str] = field(default_factory=dict)
@@ -37,9 +48,28 @@ class Job(JobOptions):
         check_values(self)
         check_combinations(self, self.program)
 
+    def command_words(self, without: Collection[str] = ()) -> list[str]:
+        """Return the words of a command line, after `jaxrun`, that asks for this job.
+
+        They have each option whose value is not its default, and the program.
+
+        without:  the fields whose options are left out
+        """
+        words = [
+            word
+            for field, option in options_of(self)
+            if field.name not in ("module", *without) and (value := getattr(self, field.name)) != field.default
+            for word in option.words(value)
+        ]
+        if self.module:
+            return [*words, "-m", *self.program]
+        # Without this, a program called `list` would be a command of jaxrun.
+        is_command = not words and (self.program[0] in SUBCOMMANDS or self.program[0] in WORDS_OF_OTHERS)
+        return [*words, *(("--",) if is_command else ()), *self.program]
+
     @property
     def worker_settings(self) -> WorkerSettings:
-        return WorkerSettings(**{each.name: getattr(self, each.name) for each in fields(WorkerSettings)})
+        return WorkerSettings(**{name: getattr(self, name) for name in WorkerSettings.__struct_fields__})
 
     @property
     def why_no_fork(self) -> str:
@@ -60,9 +90,21 @@ class Job(JobOptions):
         return ((GROW_S if self.grow is None else self.grow) or None) if self.max_restarts else None
 
     @property
+    def least_learned_stall(self) -> float | None:
+        """The least --stall-timeout that is learned from the times between calls; None if none is learned."""
+        if self.stall_timeout == AUTO_S:
+            return LEAST_STALL_S
+        return LEAST_DEFAULT_STALL_S if self.max_restarts and self.stall_timeout is None else None
+
+    @property
     def host_wait(self) -> float:
         """How many seconds the job waits for a lost host, at its full size; 0 if it does not."""
         return self.wait_hosts or 0.0
+
+    @property
+    def outlives_hosts(self) -> bool:
+        """Whether the job may go on after the loss of a host: with fewer hosts, others, or the ranks that live."""
+        return bool(self.spares or self.min_hosts or self.wait_hosts or self.placement or self.keep_survivors)
 
     @property
     def name(self) -> str:

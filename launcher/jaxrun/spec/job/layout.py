@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from jaxrun.errors import UsageError
 from jaxrun.protocol.probe_messages import Gpus, Machine
@@ -20,8 +21,7 @@ _NO_CARDS = {"NVML": "NVIDIA's driver lists none", "kfd": "the kernel lists no A
 FORKED_PLATFORMS = ("cpu", "cuda")  # platforms on which workers are known to work after a fork
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """The decided layout.
 
     devices_per_process:  None if only JAX can tell

@@ -14,13 +14,14 @@ import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from jaxrun.errors import UsageError
 from jaxrun.protocol.forkserver_messages import ImportedName, Preload
-from jaxrun.spec.job.options import PRELOAD_AUTO, PRELOAD_NONE
+from jaxrun.spec.job.option_checks import PRELOAD_AUTO, PRELOAD_NONE
 from jaxrun.spec.job.preload_table import preloadable
 from jaxrun.spec.job.program_check import find_module, find_script
 
@@ -48,7 +49,9 @@ def preload_order(choice: str, program: Sequence[str], directory: str, by_rank: 
         return None
     found = find_leading_imports(program, directory, preloadable if choice == PRELOAD_AUTO else lambda module: False)
     if choice != PRELOAD_AUTO:
-        found = replace(found, imports=tuple(map(ImportedName, dict.fromkeys(choice.split(",")))))
+        names = dict.fromkeys(choice.split(","))
+        imports = (ImportedName(name, in_table=preloadable(name.partition(":")[0])) for name in names)
+        found = replace(found, imports=tuple(imports))
     return replace(found, by_rank=tuple(by_rank)) if found.imports else None
 
 
@@ -190,7 +193,9 @@ class _Search:
         else:
             found = [f"{module}.{name}" for name in chosen]
         for name in found:
-            self._found.setdefault(name, ImportedName(name, file.shown or str(file.path), line, file.name))
+            self._found.setdefault(
+                name, ImportedName(name, file.shown or str(file.path), line, file.name, in_table=True)
+            )
 
     def _read(self, file: Path) -> bytes:
         try:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 NO_DRIVER = "no NVIDIA driver was found"
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _UNKNOWN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCard:
+class GpuCard(Struct, frozen=True):
     """A GPU as the driver lists it; `mig` has the UUIDs of its MIG devices, `pci` its address, "0000:3b:00.0"."""
 
     uuid: str
@@ -26,8 +26,7 @@ class GpuCard:
     pci: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUsage:
+class GpuUsage(Struct, frozen=True):
     """The load and memory of a GPU; -1 if unknown, for example the load of a GPU that is divided by MIG."""
 
     busy_percent: float = _UNKNOWN
@@ -35,8 +34,7 @@ class GpuUsage:
     all_bytes: int = _UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlReading:
+class NvmlReading(Struct, frozen=True):
     """The answer of NVML.
 
     driver:   its version, "580.159.04"

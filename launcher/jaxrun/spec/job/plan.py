@@ -6,24 +6,23 @@ spawned.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import HostCheck
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.worker_command import program_of
 from jaxrun.spec.job.cluster_env import CancelCommand, starts_ranks_again
-from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.option_declaration import options_of
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(Struct, frozen=True):
     """One process: its rank and host, and the devices and cores that it uses.
 
     local_device_ids:  ordinals among the accelerators that its host shows; empty for all of them
@@ -42,8 +41,7 @@ class Worker:
 AGENT_ARGV = (sys.executable, "-m", "jaxrun.node.agent")  # a LaunchCommand runs this once for each rank
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchCommand:
+class LaunchCommand(HidesFields, frozen=True):
     """The mpirun or srun that starts the agents on their hosts; jaxrun relies on it for nothing else.
 
     engine:            the key in cluster_env.CLUSTER_ENVS of the variables that tell each agent its rank
@@ -64,10 +62,12 @@ class LaunchCommand:
     cancel:            ends the agents if this command was killed; None if they end with it, or by themselves
     """
 
+    hidden = frozenset({"set_env"})
+
     engine: str
     title: str
     argv: tuple[str, ...]
-    set_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    set_env: Mapping[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
     attached_to: str = ""
     passes_stdin: bool = False
@@ -81,8 +81,7 @@ class LaunchCommand:
     cancel: CancelCommand | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(HidesFields, frozen=True):
     """Everything that is decided before anything starts.
 
     job:            the request, with its processes and platform decided
@@ -103,15 +102,15 @@ class Plan:
     agents:         each agent's ranks, by its number; empty while it waits on a spare host
     left_out:       the hosts that are excluded, or were lost, and are not used; host_notes: what replaced the lost ones
     whole:          the host of each rank when no host is missing
-    awaited:        agents that this attempt waits for, as --wait-hosts says, and the hosts on which they were lost
-    exclusion:      which hosts were excluded, and why, in words
     """
+
+    hidden = frozenset({"set_env"})
 
     job: Job
     job_id: str
     workers: tuple[Worker, ...]
     argv: tuple[str, ...]
-    set_env: Mapping[str, str] = field(repr=False)
+    set_env: Mapping[str, str]
     unset_env: tuple[str, ...]
     local_devices: int | None
     device_names: tuple[str, ...]
@@ -126,8 +125,6 @@ class Plan:
     left_out: tuple[str, ...] = ()
     host_notes: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
-    awaited: Mapping[AgentId, str] = field(default_factory=dict)
-    exclusion: str = ""
     requeue_id: str = ""
 
     @property
@@ -139,6 +136,12 @@ class Plan:
     def is_smaller(self) -> bool:
         """Whether it runs on fewer hosts than it could."""
         return len(self.workers) < len(self.whole)
+
+    @property
+    def exclusion(self) -> str:
+        """Which hosts were excluded, and why, in words; empty for none."""
+        excluded = [host for host in self.left_out if host in self.job.excluded]
+        return describe_left_out(self.job, excluded) if excluded else ""
 
     @property
     def host_of(self) -> dict[int, str]:
@@ -199,27 +202,7 @@ class Plan:
         )
 
 
-def to_json(plan: Plan, launcher: Mapping[str, object] | None = None) -> str:
-    """Return the text of job.json: the plan with every secret masked; `launcher` has its "host", "pid" and "socket"."""
-    job = plan.job
-    content = {
-        "job_id": plan.job_id,
-        "program": list(job.program),
-        **{each.name: getattr(job, each.name) for each, _ in options_of(job)},
-        "requeue_id": plan.requeue_id,
-        "processes": len(plan.workers),
-        "local_devices": plan.local_devices,
-        "hosts": list(plan.hosts),
-        "spares": list(plan.spare_hosts),
-        "fork": plan.fork,
-        "argv": list(plan.argv),
-        "launch_command": {"title": plan.launch_command.title, "argv": list(plan.launch_command.argv)}
-        if plan.launch_command
-        else None,
-        "set_env": {name: mask_secret(name, value) for name, value in sorted(plan.set_env.items())},
-        "unset_env": list(plan.unset_env),
-        "notes": list(plan.notes),
-        "launcher": dict(launcher or {}),
-        "workers": [asdict(worker) for worker in plan.workers],
-    }
-    return json.dumps(content, indent=2, default=str) + "\n"
+def describe_left_out(job: Job, left_out: Sequence[str]) -> str:
+    """Write `without h3 (bad-hosts: lost); to use a host again, delete its line in bad-hosts`."""
+    again = f"; to use a host again, delete its line in {job.quarantine}" if job.quarantine else ""
+    return f"without {', '.join(f'{host} ({job.excluded[host]})' for host in left_out)}{again}"

@@ -8,11 +8,11 @@ again at each import (jaxrun_runtime.forkserver.preload): the table only says wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """Whether a package may be imported before the fork.
 
     reason:   why not, if it is not safe

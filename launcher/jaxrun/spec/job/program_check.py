@@ -8,11 +8,12 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from jaxrun.errors import UsageError
+from msgspec.structs import replace
+
+from jaxrun.errors import ModuleMissingError, UsageError
 from jaxrun.spec.job.job import Job
 
 _NO_FORK_MARKER = re.compile(rb"\s*#\s*jaxrun:\s*no-fork\b")
@@ -21,6 +22,7 @@ _LINE_LIMIT_BYTES = 4096
 _BEGINNING_BYTES = 1024  # in which a file shows its language
 # A pattern that is compiled only for a program that begins with #!, as that takes 4 ms.
 _OTHER_SHEBANG = rb"#!.*[/ ](?:ba|z|da|k|c|tc|fi)?sh\b|#!.*[/ ](?:perl|ruby|node|Rscript|julia)\b"
+_WORDS_FOR_RUN = ("run", "launch", "exec")
 _EXECUTES_PYTHON = b"'''exec' "  # a script of pip's whose interpreter has a long path
 
 
@@ -89,7 +91,7 @@ def find_module(name: str, cwd: str) -> Path | None:
     top, *rest = name.split(".")
     spec = _spec(top, [cwd]) or _installed_spec(top)
     if spec is None:
-        raise UsageError(f"no module named {top!r} in {cwd} or among the installed packages")
+        raise ModuleMissingError(f"no module named {top!r} in {cwd} or among the installed packages", name)
     if rest and spec.submodule_search_locations is None:
         hint = f"; leave out -m to run the file {name}" if rest == ["py"] else ""
         raise UsageError(f"no module named {name!r}: {top!r} is not a package{hint}")
@@ -153,16 +155,35 @@ def _missing_module(name: str, parent: str, part: str, package: ModuleSpec) -> s
     return f"{text}; did you mean -m {parent}.{close[0]}?" if close else text
 
 
+def _is_python_script(path: str) -> bool:
+    """Whether a command is a script of Python's, as pip makes one for an entry point."""
+    try:
+        with open(path, "rb") as file:
+            first, _, rest = file.read(_BEGINNING_BYTES).partition(b"\n")
+    except OSError:
+        return False
+    return first.startswith(b"#!") and (b"python" in first or rest.startswith(_EXECUTES_PYTHON))
+
+
 def _missing_message(path: Path, commands: Collection[str]) -> str:
     import difflib
+    import shutil
 
     message = f"program {str(path)!r} does not exist"
+    is_word = path.parent == Path(".")
     if not path.parent.is_dir():
         return f"{message}: there is no directory {str(path.parent)!r}"
-    if path.name in ("python", "python3") and path.parent == Path("."):
+    if path.name in ("python", "python3") and is_word:
         return f"{message} here; leave out {path.name}: jaxrun [OPTIONS] PROGRAM [ARGS]..."
-    if path.parent == Path(".") and path.name.isidentifier() and _installed_spec(path.name) is not None:
+    if is_word and path.name in ("uv", "uvx", "poetry", "pdm", "hatch", "pixi"):
+        return f"{message} here; it comes before jaxrun: {path.name} run jaxrun [OPTIONS] PROGRAM [ARGS]..."
+    if is_word and path.name in _WORDS_FOR_RUN:
+        return f"{message} here; leave out {path.name}: jaxrun [OPTIONS] PROGRAM [ARGS]..."
+    if is_word and path.name.isidentifier() and _installed_spec(path.name) is not None:
         return f"{message} here; start the module with: jaxrun [OPTIONS] -m {path.name} [ARGS]..."
+    script = shutil.which(path.name) if is_word else None
+    if script is not None and _is_python_script(script):
+        return f"{message} here; start the command of that name with: jaxrun [OPTIONS] {script} [ARGS]..."
     command = difflib.get_close_matches(str(path), commands, n=1, cutoff=0.6)
     if command:
         return f"{message}; did you mean the command jaxrun {command[0]}?"

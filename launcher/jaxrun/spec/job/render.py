@@ -9,7 +9,7 @@ from jaxrun.protocol.env import AgentEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS, JOB_ID, MASTER_ADDR, MASTER_PORT, TOKEN, TORCH_VARIABLES
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.fault_spec import CHAOS_OPTION
-from jaxrun.spec.job.options import PRELOAD_NONE
+from jaxrun.spec.job.option_checks import PRELOAD_NONE
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranges, plural
 

@@ -1,0 +1,261 @@
+"""The connections to the agents of a job on other hosts: they outlive attempts, and nothing here decides anything.
+
+The roster (controller/roster.py) decides which connection counts for which agent. Nothing here knows what a message
+means, or which ranks an agent has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
+
+from msgspec import Struct
+
+from jaxrun.controller.seat import LinkId
+from jaxrun.errors import ProtocolError
+from jaxrun.node.agent.agent import MESSAGES
+from jaxrun.node.channel.connection import Connection
+from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import AgentToHead
+from jaxrun.protocol.codec import encode
+from jaxrun.records.event_log.events import PeersDropped
+
+AgentConnection = Connection[AgentToHead]
+
+
+class ConnectedAgent(Struct, frozen=True):
+    """An agent that has come before there was an attempt, on its connection, and what it has sent."""
+
+    agent: AgentId
+    link: LinkId
+    messages: tuple[AgentToHead, ...]
+
+
+class LinkHandler(Struct, frozen=True):
+    """What an attempt does when something happens to a connection.
+
+    on_messages:  messages have come; `spoil` ends a connection that has sent nonsense
+    on_lost:      why it is lost, and whether its host is silent; it is closed already
+    on_nonsense:  it has sent something that is not a message
+    """
+
+    on_messages: Callable[[LinkId, Sequence[AgentToHead]], None]
+    on_lost: Callable[[LinkId, str, bool], None]
+    on_nonsense: Callable[[LinkId, ProtocolError], None]
+
+
+class Transport:
+    """The connections to agents, by number; `attach` lets the loop of an attempt read them.
+
+    All operations except `send_all` are O(1) in the number of connections.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._links: dict[LinkId, AgentConnection] = {}
+        self._unsent: set[LinkId] = set()
+        self._to_confirm: dict[LinkId, int] = {}  # bytes that the hosts of these must acknowledge to count as alive
+        self._loop: EventLoop | None = None
+        self._handler: LinkHandler | None = None
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[tuple[LinkId, AgentConnection]]:
+        return iter([*self._links.items()])
+
+    def attach(self, loop: EventLoop, handler: LinkHandler) -> None:
+        """Serve all connections in the loop of an attempt from now on."""
+        self._loop, self._handler = loop, handler
+        for link in self._links:
+            self._watch(link)
+
+    def detach(self) -> None:
+        """The attempt is over: nothing is read until the next one."""
+        self._loop = self._handler = None
+
+    def add(self, connection: AgentConnection) -> LinkId:
+        """Add a connection, which `watch` lets the loop read."""
+        link = LinkId(next(self._numbers))
+        self._links[link] = connection
+        return link
+
+    def watch(self, link: LinkId) -> None:
+        """Read a connection that was added, unless it was dropped meanwhile."""
+        if link in self._links:
+            self._watch(link)
+
+    def __contains__(self, link: LinkId) -> bool:
+        return link in self._links
+
+    def connection(self, link: LinkId) -> AgentConnection:
+        return self._links[link]
+
+    def drop(self, link: LinkId) -> None:
+        """Close a connection; whatever is to be sent first must fit into its buffer."""
+        connection = self._links.pop(link)
+        if self._loop is not None:
+            self._loop.remove_reader(connection.fileno())
+        self._unsent.discard(link)
+        self._to_confirm.pop(link, None)
+        connection.close()
+
+    # ---- sending
+
+    def send(self, links: Iterable[LinkId], message: object) -> None:
+        """Send to those of these connections that are not lost."""
+        self.send_frame(links, encode(message))
+
+    def send_frame(self, links: Iterable[LinkId], frame: bytes) -> None:
+        for link in links:
+            if (connection := self._links.get(link)) is not None:
+                connection.send_frame(frame)
+                if connection.unsent_bytes and link not in self._unsent:
+                    self._unsent.add(link)
+                    if self._loop is not None:
+                        self._loop.set_writer(connection.fileno(), partial(self._flush, link))
+
+    def send_all(self, message: object) -> None:
+        self.send(tuple(self._links), message)
+
+    def flush(self, timeout: float) -> None:
+        """Send waiting bytes for at most `timeout` seconds, without the event loop."""
+        deadline = time.monotonic() + timeout
+        while self._unsent and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            for link in self._unsent:
+                poll.register(self._links[link], select.POLLOUT)
+            poll.poll(left * 1000)
+            for link in tuple(self._unsent):
+                self._flush(link)
+
+    def end_sending(self) -> None:
+        """Let all agents see that nothing more comes. An ssh that forwards a connection ends once both sides say so."""
+        for connection in self._links.values():
+            if not connection.lost_reason and not connection.unsent_bytes:
+                connection.end_sending()
+
+    def wait_for_end(self, timeout: float, links: Iterable[LinkId] | None = None) -> None:
+        """Wait until all agents, or these, have closed their connections, for at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        awaited = [self._links[link] for link in (self._links if links is None else links) if link in self._links]
+        open_connections = {connection.fileno(): connection for connection in awaited if not connection.lost_reason}
+        while open_connections and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            for connection in open_connections.values():
+                poll.register(connection, select.POLLIN)
+            for descriptor, _ in poll.poll(left * 1000):
+                connection = open_connections[descriptor]
+                with contextlib.suppress(ProtocolError):
+                    connection.receive()
+                    if not connection.lost_reason:
+                        continue
+                del open_connections[descriptor]
+
+    def close(self) -> None:
+        """Close all connections."""
+        for link in tuple(self._links):
+            self.drop(link)
+
+    # ---- is the other end alive?
+
+    def ask(self, link: LinkId) -> None:
+        """Ask the host of a connection for an answer; `take_confirmed` returns the connection once it has come."""
+        connection = self._links[link]
+        self._to_confirm[link] = connection.queued_bytes if connection.send_beat() else 0
+
+    @property
+    def is_asking(self) -> bool:
+        return bool(self._to_confirm)
+
+    def take_confirmed(self) -> list[LinkId]:
+        """Return the connections that were asked and whose hosts have answered, or whose processes read nothing."""
+        done = [link for link, sent in self._to_confirm.items() if self._links[link].acknowledged_bytes() >= sent]
+        for link in done:
+            del self._to_confirm[link]
+        return done
+
+    # ---- receiving
+
+    def spoil(self, link: LinkId, reason: str) -> None:
+        """Give up a connection; its handler learns of it when it returns."""
+        self._links[link].lost_reason = reason
+
+    def deliver(self, link: LinkId, messages: Sequence[AgentToHead]) -> None:
+        """Handle messages, and the loss of a connection that they, or something else, have brought about."""
+        assert self._handler is not None
+        self._handler.on_messages(link, messages)
+        connection = self._links.get(link)
+        if connection is not None and connection.lost_reason:
+            self.drop(link)
+            self._handler.on_lost(link, connection.lost_reason, connection.is_silent)
+
+    def read(self, link: LinkId) -> None:
+        """Receive what has come on a connection, and handle it."""
+        if link not in self._links:
+            return
+        assert self._handler is not None
+        messages: Sequence[AgentToHead] = ()
+        try:
+            messages = self._links[link].receive()
+        except ProtocolError as error:
+            self._handler.on_nonsense(link, error)
+        self.deliver(link, messages)
+
+    def _watch(self, link: LinkId) -> None:
+        assert self._loop is not None
+        connection = self._links[link]
+        self._loop.add_reader(connection.fileno(), MESSAGES, partial(self.read, link))
+        if connection.unsent_bytes:
+            self._unsent.add(link)
+            self._loop.set_writer(connection.fileno(), partial(self._flush, link))
+
+    def _flush(self, link: LinkId) -> None:
+        connection = self._links.get(link)
+        if connection is None:
+            return
+        connection.flush()
+        if not connection.unsent_bytes:
+            self._unsent.discard(link)
+            if self._loop is not None:
+                self._loop.set_writer(connection.fileno(), None)
+
+
+_INTERVAL_S = 60.0  # between two lines of the log
+_MAX_TEXT = 200  # characters; the text may contain bytes from a stranger
+
+
+class DroppedPeers:
+    """Counts peers that were turned away at the port, for one log line a minute; the first one is logged at once.
+
+    So a stranger cannot fill the run directory. `clock` returns seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._count = 0
+        self._last = ""
+        self._next_line = 0.0
+
+    def add(self, text: str) -> None:
+        """Count one more peer; `text` says what happened to it."""
+        self._count += 1
+        self._last = text[:_MAX_TEXT]
+
+    def deadline(self) -> float | None:
+        """The time of the next line, if there is anything to report."""
+        return self._next_line if self._count else None
+
+    def take(self) -> PeersDropped | None:
+        """Return the number since the last call, and the text of the last one; None if there were none."""
+        if not self._count:
+            return None
+        dropped = PeersDropped(self._count, self._last)
+        self._count = 0
+        self._next_line = self._clock() + _INTERVAL_S
+        return dropped

@@ -1,0 +1,38 @@
+"""The messages between a rank and the head about the ranks that live, with --keep-survivors.
+
+JAX's live_devices is a barrier of the ranks that live. JAX's coordination service learns of a death only when the
+heartbeats of a rank stay away; the head knows at once, and answers in its place.
+
+    rank                                  head
+    LiveRanksAsked     ──────────▶                       (it has come to live_devices, and waits)
+                       ◀──────────    LiveRanks          (to all of them, once all that live have come)
+                       ◀──────────    RanksLost          (as soon as a rank has died)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxrun.protocol.codec import Message
+
+
+class LiveRanksAsked(Message, frozen=True):
+    """Which of these ranks live? The rank waits for the answer, and so do the others of them that ask."""
+
+    rank: int
+    ranks: tuple[int, ...]
+
+
+class LiveRanks(Message, frozen=True):
+    """The ranks that live, each with the number of its process: another one, if it was started again."""
+
+    incarnations: Mapping[int, int]
+
+
+class RanksLost(Message, frozen=True):
+    """These ranks have died: whatever waits for them must not wait any longer."""
+
+    ranks: tuple[int, ...]
+
+
+SurvivorMessageToRank = LiveRanks | RanksLost

@@ -1,0 +1,61 @@
+"""--keep-survivors over hosts: a job goes on when one of its hosts loses its power."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster_fixture import HOSTS, Bed
+from harness import extended
+from launch_modes import LAUNCHED, OPEN_MPI_5, OPENSSH, PYTHON, SLURM, Engine, LaunchMode, ssh_env
+
+pytestmark = pytest.mark.extended
+
+# Steps until there have been 30 without the lost rank.
+STEPS = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental.multihost_utils import live_devices
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+with_all = without = 0
+while without < 30:
+    try:
+        with live_devices(jax.devices()) as devices:
+            split = NamedSharding(Mesh(np.array(devices), "x"), P("x"))
+            ones = jax.make_array_from_callback((len(devices),), split, lambda at: np.ones(1, np.float32))
+            total = float(jax.jit(jnp.sum)(ones))
+    except Exception as error:
+        print("lost", type(error).__name__, flush=True)
+        continue
+    assert total == len(devices)
+    with_all, without = with_all + (total == 3), without + (total == 2)
+    if with_all == 20:
+        print("ready", flush=True)
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.usefixtures("mended")
+@pytest.mark.parametrize(
+    "engine", [OPEN_MPI_5, extended(OPENSSH), extended(SLURM)], ids=lambda engine: getattr(engine, "label", "")
+)
+def test_the_ranks_on_the_other_hosts_go_on_when_a_host_loses_its_power(
+    bed: Bed, tmp_path: Path, engine: Engine
+) -> None:
+    if reason := engine.missing():
+        pytest.skip(reason)
+    (tmp_path / "steps.py").write_text(STEPS)
+    words = ("--run-dir", str(tmp_path / "run"), "--keep-survivors", "steps.py")
+    command = LaunchMode(engine, LAUNCHED).command(HOSTS, *words)
+    if engine is SLURM:  # an allocation that outlives the loss of a node
+        nodes = ["--no-kill", "-N", str(len(HOSTS)), "--ntasks-per-node", "1", "--nodelist", ",".join(HOSTS)]
+        command = ["salloc", "--quiet", *nodes, PYTHON, "-m", "jaxrun", "--backend", "slurm", *words]
+    host = LaunchMode(engine, LAUNCHED).host
+    with bed.typed(host, *command, directory=tmp_path, env=ssh_env(engine)) as job:
+        job.wait_for_output("ready")
+        bed.run("off", HOSTS[2])
+        result = job.result()
+        job.gone()
+    assert result.code == 0, result
+    assert "rank 2 of 3 on h3 was lost" in result.err and "ranks 0-1 go on" in result.err
+    assert result.out.count("went on") == 2 and "lost ProcessFailureError" in result.out

@@ -1,0 +1,115 @@
+"""--keep-survivors: a program with JAX's live_devices goes on when a rank dies, with the numbers of a smaller job."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from harness import jaxrun
+
+jax = find_spec("jax")
+assert jax is not None and jax.submodule_search_locations is not None
+# Its text, as a process that collects tests should not import JAX.
+MULTIHOST_UTILS = Path(jax.submodule_search_locations[0], "experimental/multihost_utils.py").read_text()
+
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.jax_version,
+    pytest.mark.skipif(
+        "class _LiveDevices" not in MULTIHOST_UTILS, reason="live_devices of this JAX only returns a list"
+    ),
+]
+
+# Fits y = 2x by gradient descent on the ranks that live; prints each step's loss and the state before it, exactly.
+TRAINING = """
+import os, sys, time
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental.multihost_utils import live_devices
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+rank, step, weight, last = jax.process_index(), int(sys.argv[1]), float.fromhex(sys.argv[2]), int(sys.argv[3])
+
+def fails():
+    {fails}
+
+@jax.jit
+def train(weight, x):
+    loss, slope = jax.value_and_grad(lambda weight: jnp.mean((weight * x - 2 * x) ** 2))(weight)
+    return loss, weight - 0.1 * slope
+
+while step < last:
+    if rank == 2 and step == 20:
+        print("failing at", time.time(), flush=True)
+        fails()
+    try:
+        with live_devices(jax.devices()) as devices:
+            mesh = Mesh(np.array(devices), "x")
+            data = np.random.default_rng(step).normal(size=12 * len(devices)).astype(np.float32)
+            x = jax.make_array_from_callback(data.shape, NamedSharding(mesh, P("x")), lambda at: data[at])
+            loss, after = map(float, train(jax.device_put(np.float32(weight), NamedSharding(mesh, P())), x))
+    except Exception as error:
+        print("lost", type(error).__name__, flush=True)
+        continue
+    if rank == 0:
+        print(f"{{time.time()}} step {{step}} on {{len(devices)}}: {{float(weight).hex()}} {{loss.hex()}}", flush=True)
+    step, weight = step + 1, after
+"""
+STEP = re.compile(r"\[0\] ([\d.]+) step (\d+) on (\d+): (\S+) (\S+)")
+FIRST = ("0", "0x0p+0", "40")
+
+
+def write(tmp_path: Path, code: str) -> str:
+    (tmp_path / "train.py").write_text(code)
+    return "train.py"
+
+
+def program(tmp_path: Path, fails: str) -> str:
+    return write(tmp_path, TRAINING.format(fails=fails))
+
+
+@pytest.mark.parametrize(
+    ("fails", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (9)"),
+        ("raise ValueError('bad record')", "raised ValueError"),
+    ],
+)
+def test_a_rank_is_lost_and_the_others_go_on_as_a_smaller_job_would(tmp_path: Path, fails: str, how: str) -> None:
+    result = jaxrun(tmp_path, "-n", "3", "--keep-survivors", program(tmp_path, fails), *FIRST)
+    assert result.code == 0, result
+    assert f"rank 2 of 3 {how}" in result.err and "ranks 0-1 go on (--keep-survivors)" in result.err
+    assert f"rank 2 of 3 {how}" in str(result.verdict()["details"]) and "did not come back" in result.err
+    steps = [(int(step), int(size), weight, loss) for _, step, size, weight, loss in STEP.findall(result.out)]
+    assert [step for step, *_ in steps] == list(range(40)) and {size for _, size, *_ in steps[:20]} == {3}
+    assert {size for _, size, *_ in steps[20:]} == {2} and result.out.count("lost ProcessFailureError") == 2
+    failed_at = float(re.findall(r"failing at ([\d.]+)", result.out)[0])
+    assert min(float(at) for at, step, *_ in STEP.findall(result.out) if int(step) == 20) - failed_at < 10.0
+
+    first = tmp_path / "smaller"
+    first.mkdir()
+    smaller = jaxrun(first, "-n", "2", program(first, "pass"), "20", steps[20][2], "40")
+    assert [tuple(found[1:]) for found in STEP.findall(smaller.out)] == [
+        (str(step), str(size), weight, loss) for step, size, weight, loss in steps[20:]
+    ]
+
+
+def test_a_rank_may_end_early_and_a_program_that_does_not_handle_a_loss_ends_with_its_cause(tmp_path: Path) -> None:
+    early = jaxrun(tmp_path, "-n", "3", "--keep-survivors", program(tmp_path, "sys.exit(0)"), *FIRST)
+    assert early.code == 0 and "was lost" not in early.err and len(STEP.findall(early.out)) == 40, early
+    code = TRAINING.format(fails="os.kill(os.getpid(), 9)").replace("        continue\n", "        raise\n")
+    unhandled = tmp_path / "unhandled"
+    unhandled.mkdir()
+    result = jaxrun(unhandled, "-n", "3", "--keep-survivors", write(unhandled, code), *FIRST)
+    assert result.code == 137 and "rank 2 of 3 was killed by SIGKILL (9)" in str(result.verdict()["headline"]), result
+    assert result.verdict()["culprits"] == [2]
+
+
+def test_a_program_that_sets_the_option_of_jax_itself_is_told_of_ours(tmp_path: Path) -> None:
+    code = "import jax\njax.config.update('jax_enable_recoverability', True)\n"
+    result = jaxrun(tmp_path, "-n", "1", write(tmp_path, code))
+    assert (
+        "sets jax_enable_recoverability, which JAX has read already; too late here: use --keep-survivors" in result.err
+    )
+    assert "too late" not in jaxrun(tmp_path, "-n", "1", "--keep-survivors", write(tmp_path, code)).err

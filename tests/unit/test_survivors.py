@@ -1,0 +1,88 @@
+"""--keep-survivors: the head tells the others that a rank is lost, answers live_devices, and lets the job go on."""
+
+import pytest
+
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
+from jaxrun.protocol.worker_messages import Exit
+from jaxrun.records.event_log.events import AgentLost
+
+ALL = (0, 1, 2, 3)
+
+
+def asks(*ranks, about=ALL):
+    return [LiveRanksAsked(rank, about) for rank in ranks]
+
+
+def answers(job):
+    return [(ranks, sorted(message.incarnations)) for _, ranks, message in job.sent if isinstance(message, LiveRanks)]
+
+
+def losses(job):
+    return [(ranks, message.ranks) for _, ranks, message in job.sent if isinstance(message, RanksLost)]
+
+
+@pytest.fixture
+def job(simulate):
+    return simulate(4, keep_survivors=True).run()
+
+
+def test_live_devices_is_a_barrier_of_the_ranks_that_live(job):
+    job.handle(*asks(0, 2, 3))
+    assert answers(job) == []
+    job.handle(*asks(1))
+    assert answers(job) == [(ALL, [0, 1, 2, 3])]
+    job.handle(*asks(0, 1, about=(0, 1)), *asks(2, 3, about=(2, 3)))
+    assert answers(job)[1:] == [((0, 1), [0, 1]), ((2, 3), [2, 3])]
+
+
+@pytest.mark.parametrize("how", ["killed", "raised", "host"])
+def test_the_loss_of_a_rank_is_told_at_once_and_those_that_wait_for_it_are_answered(job, how):
+    job.handle(*asks(0, 1, 3))
+    match how:
+        case "killed":
+            job.exit(-9, 2)
+        case "raised":
+            job.handle(job.failure(2))
+        case "host":
+            job.handle(AgentLost(AgentId(2), "its host is gone"))
+    assert losses(job) == [((0, 1, 3), (2,))]
+    assert answers(job) == [((0, 1, 3), [0, 1, 3])]
+    if how == "raised":
+        job.exit(1, 2)
+        assert len(losses(job)) == 1, "its end says nothing new"
+    job.done(0, 1, 3).exit(0, 1, 3)
+    job.exit(0, 0)
+    assert job.outcome.reason == "ok" and job.outcome.lost == (2,) and not job.killed
+
+
+def test_a_rank_that_has_asked_and_dies_is_not_answered(job):
+    job.handle(*asks(0, 1, 2)).exit(-9, 2)
+    assert answers(job) == []
+    job.handle(*asks(3))
+    assert answers(job) == [((0, 1, 3), [0, 1, 3])]
+
+
+def test_two_losses_leave_two(job):
+    job.exit(-9, 2).handle(*asks(0)).exit(-9, 1).handle(*asks(3))
+    assert losses(job) == [((0, 1, 3), (2,)), ((0, 3), (1,))] and answers(job) == [((0, 3), [0, 3])]
+
+
+def test_without_rank_0_the_job_ends_and_the_first_loss_is_its_cause(job):
+    job.exit(-9, 2).exit(-6, 0).wait(1)
+    assert job.outcome is not None and job.outcome.reason == "failed" and job.outcome.lost == (2,)
+
+
+def test_a_rank_that_ends_well_leaves_at_once_and_those_that_wait_for_it_are_told_later(job):
+    job.handle(*asks(0, 1, 3)).done(2)
+    assert job.ranks_sent(Exit) == [2] and answers(job) == [((0, 1, 3), [0, 1, 3])] and losses(job) == []
+    job.exit(0, 2).wait(1.1)
+    assert losses(job) == [((0, 1, 3), (2,))]
+    job.done(0, 1, 3).exit(0, 1, 3)
+    job.exit(0, 0)
+    assert job.outcome.reason == "ok" and job.outcome.lost == ()
+
+
+def test_without_the_option_any_failure_ends_the_job(simulate):
+    job = simulate(4).run().exit(-9, 2).wait(1)
+    assert losses(job) == [] and job.outcome.reason == "failed"
