@@ -197,7 +197,7 @@ class Crowd:
 
     def run(self) -> Result:
         """Play all agents from the first connection to the last Dismiss, and return the measurements."""
-        (address,) = addresses.parse_addresses(self.env.head)
+        (address,) = addresses.parse_addresses(self.env.head_addresses)
         self.result.looks["begin"] = _look(self._head)
         self._began = time.monotonic()
         for fd, agent in self._by_fd.items():

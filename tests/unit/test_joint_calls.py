@@ -4,6 +4,7 @@ import pytest
 from deadlock_samples import ENTRY, FUTEX, SYNC, dump
 from msgspec.structs import replace
 
+from jaxrun.analysis.diagnosis.doing import StandingOut
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax, main_stack
@@ -12,7 +13,7 @@ from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.frontends.pytest_plugin.run_loop import describe_abandoned
-from jaxrun.frontends.top.samples import LATE, take_samples
+from jaxrun.frontends.top.samples import take_samples
 from jaxrun.protocol.flight import Flight, JointWait
 from jaxrun.protocol.flight_file import GANG_BARRIER, RESTORE, SHOULD_STOP, SNAPSHOT
 from jaxrun.protocol.snapshot_messages import RankReply
@@ -110,5 +111,5 @@ def test_top_shows_who_waits_there_and_for_whom():
     vitals = {rank: RankReply(rank, 1, 100.0, kernel_wait="hrtimer_nanosleep") for rank in flights}
     found = take_samples(Overview(100.0, "running", dict.fromkeys(flights, "h1"), (0, 1, 2), flights, vitals))
     assert (found[0].state, found[0].since_s) == ("waits for rank 1 in snapshot", 10.0)
-    assert (found[1].state, found[1].standing_out, found[1].late_s) == ("sleeps", LATE, 10.0)
+    assert (found[1].state, found[1].standing_out, found[1].late_s) == ("sleeps", StandingOut.LATE, 10.0)
     assert found[2].late_s is None
