@@ -78,7 +78,7 @@ from jaxrun.errors import JaxrunError
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.backends.submit import submit_and_follow
 job = Job(program=("p",), backend="slurm", **ast.literal_eval(sys.argv[1]))
-text = sbatch.sbatch_script(job, ["p"], directory=os.getcwd(), file="job.sh")
+text = sbatch.sbatch_script(job, directory=os.getcwd(), file="job.sh")
 text = re.sub("(?m)^exec .*$", lambda _: "exec " + sys.argv[2], text)
 try:
     sys.exit(submit_and_follow(text, Path("job.sh"), os.environ))

@@ -69,8 +69,12 @@ def test_a_signal_while_jaxrun_starts_ends_it(tmp_path: Path, script, signum: in
     (tmp_path / "site" / "sitecustomize.py").write_text(_SEND_AT_CALL)
     path = os.pathsep.join((str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")))
     env = {"PYTHONPATH": path, "CALLS": calls, "SIGNAL": str(int(signum))}
-    with started(tmp_path, "-n", "2", str(script("import time\ntime.sleep(600)")), env=env) as job:
-        result = job.end()
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which jaxrun would leave alone, as under nohup
+    try:
+        with started(tmp_path, "-n", "2", str(script("import time\ntime.sleep(600)")), env=env) as job:
+            result = job.end()
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
     assert result.code in (128 + signum, -signum if signum != signal.SIGINT else 130), result
     assert "Traceback" not in result.err and "ignored" not in result.err, result
 
