@@ -25,6 +25,7 @@ from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.protocol.agent_messages import (
+    AtPrompt,
     FirstOutput,
     ForkingDeclined,
     OutputChunk,
@@ -155,7 +156,7 @@ def messages_of(kind):
     return RANKS.flatmap(one)
 
 
-_NOT_FOR_HEAD = (OutputChunk, StreamEnded, FirstOutput, ForkingDeclined, Preloaded)
+_NOT_FOR_HEAD = (AtPrompt, OutputChunk, StreamEnded, FirstOutput, ForkingDeclined, Preloaded)
 KINDS = {name: kind for name, kind in AGENT_TO_HEAD.items() if kind not in _NOT_FOR_HEAD}
 MESSAGES = st.one_of(*map(messages_of, KINDS.values()))
 LAUNCHER_EVENTS = st.one_of(
