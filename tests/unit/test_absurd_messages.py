@@ -54,6 +54,7 @@ from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
 from jaxrun.records.event_log.event_log import format_line
 from jaxrun.records.event_log.events import (
     AgentLost,
+    EndRequested,
     FaultRequested,
     LauncherSignalled,
     ParentExited,
@@ -275,7 +276,7 @@ class Job:
             case EndOrder(gracefully=True):
                 self.handle(LauncherSignalled(signal.SIGTERM))
             case EndOrder():
-                self.handle(ParentExited("an order at its socket"))
+                self.handle(EndRequested("an order at its socket"))
 
     def handle(self, *events):
         for event in events:

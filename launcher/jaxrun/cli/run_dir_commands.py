@@ -251,7 +251,7 @@ _STOP_HELP = (
     "End a running job, as SIGTERM to its jaxrun does: a program that polls should_stop ends by itself, others have "
     f"--signal-grace if they listen. Waits until it is over. {_WHICH_JOB}"
 )
-_NOW = click.Option(["--now"], is_flag=True, help="End it at once, without grace; exit code 129.")
+_NOW = click.Option(["--now"], is_flag=True, help="Give it half a second to end, not --signal-grace; exit code 129.")
 
 
 @_command(_STOP_HELP, _JOB, _NOW, _JSON)
