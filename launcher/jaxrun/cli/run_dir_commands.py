@@ -331,12 +331,12 @@ def _clean(
         raise UsageError(
             "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"
         )
-    job_sockets.remove_stale(os.environ)
+    collection, found = jobs.find_collection_to_clean(_path(directory))
+    done = jobs.clean(collection, found, keep, dry_run=dry_run)
     if not dry_run:
+        job_sockets.remove_stale(os.environ)
         remove_abandoned(snapshots_after=0.0)
         mpi_memory.remove_abandoned()
-    collection, found = jobs.list_jobs(_path(directory))
-    done = jobs.clean(collection, found, keep, dry_run=dry_run)
     if as_json:
         click.echo(os.fsencode(documents.cleaned(done)))
     else:
