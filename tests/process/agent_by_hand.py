@@ -218,13 +218,13 @@ def remote_jobs(directory):
     """Yields start(CODE, …), which starts a job with a worker by hand for each CODE, whose agents `script` starts."""
     with contextlib.ExitStack() as stack:
 
-        def start(*codes, script=AGENTS, control=None, **options):
+        def start(*codes, script=AGENTS, control=None, popen=None, **options):
             env = write_fake_runtime(directory)
             (directory / "launch").write_text(script)
             options = {"grace": 0.5, "init_timeout": 60.0, **options}
             if not options.get("no_run_dir"):
                 options["run_dir"] = str(directory / "run")
-            more = {}
+            more = dict(popen or {})
             if control:
                 env[CONTROL_FD] = str(control.fileno())
                 more["pass_fds"] = [control.fileno()]

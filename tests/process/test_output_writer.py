@@ -18,7 +18,6 @@ from jaxrun.records.output.output import (
     MAX_PARTIAL_BYTES,
     PARTIAL_LINE_DELAY_S,
     PROGRESS_BAR_INTERVAL_S,
-    PROMPT_DELAY_S,
     Output,
 )
 from jaxrun.records.output.rank_logs import TAIL_BYTES
@@ -141,47 +140,36 @@ def test_a_log_file_that_takes_little_at_a_time_gets_all(capture, tmp_path, monk
     assert (tmp_path / "rank-0000.out").read_bytes() == bytes(range(256))
 
 
-def test_a_prompt_is_shown_after_a_moment_and_continued_on_its_line_and_no_line_is_torn(captured):
+def test_a_prompt_is_shown_when_its_rank_may_read_and_continued_on_its_line_and_no_line_is_torn(captured):
     captured.output.write(0, "out", b"name? ")
-    wait = captured.output.flush_due()
-    assert wait == pytest.approx(PROMPT_DELAY_S)
-    assert captured.wait(PROMPT_DELAY_S / 2) == pytest.approx(PROMPT_DELAY_S / 2)
-    assert captured.wait(PROMPT_DELAY_S) is None
+    assert captured.output.flush_due() == pytest.approx(PARTIAL_LINE_DELAY_S)
+    captured.output.show_prompt(0)
+    assert captured.output.flush_due() is None
     captured.output.write(0, "out", b"Bob\n")
     captured.output.write(0, "out", b"half ")
     captured.output.write(1, "out", b"whole\n")
     captured.output.write(0, "out", b"line\n")
+    captured.output.show_prompt(0)  # its line has ended meanwhile
     assert captured.finish()[0] == b"[0] name? Bob\n[1] whole\n[0] half line\n"
 
 
 @pytest.mark.parametrize("gap_s", [1.0, PARTIAL_LINE_DELAY_S - 0.1])
-def test_a_line_that_is_written_in_pieces_stays_one_line_unless_somebody_may_type(captured, gap_s):
-    for rank in (1, 0):
+def test_a_line_that_is_written_in_pieces_stays_one_line_unless_its_rank_may_be_at_a_prompt(captured, gap_s):
+    for rank in (2, 1, 0):
         captured.output.write(rank, "out", b"loss ")
     captured.wait(gap_s)
     for rank in (1, 0):
+        captured.output.show_prompt(rank)  # nobody types for rank 1
+    for rank in (2, 1, 0):
         captured.output.write(rank, "out", b"3.25\n")
-    assert captured.finish()[0] == b"[0] loss \n[1] loss 3.25\n[0] 3.25\n"
+    assert captured.finish()[0] == b"[0] loss \n[2] loss 3.25\n[1] loss 3.25\n[0] 3.25\n"
 
 
-def test_a_line_in_pieces_of_a_rank_that_is_at_work_stays_one_line_and_its_prompt_is_shown_once_it_reads(captured):
-    at_work = [True]
-    captured.output.set_prompt_check(lambda: at_work[0])
-    captured.output.write(0, "out", b"loss ")
-    captured.wait(PARTIAL_LINE_DELAY_S - 0.2)
-    captured.output.write(1, "out", b"whole\n")
-    captured.output.write(0, "out", b"3.25\nname? ")
-    captured.wait(PROMPT_DELAY_S)
-    captured.output.write(1, "out", b"more\n")
-    at_work[0] = False
-    captured.wait(PROMPT_DELAY_S)
-    captured.output.write(0, "out", b"Bob\n")
-    at_work[0] = True
+def test_a_long_silence_shows_an_unfinished_line(captured):
     captured.output.write(0, "out", b"...")
     captured.wait(PARTIAL_LINE_DELAY_S)
     captured.output.write(1, "out", b"late\n")
-    shown = b"[1] whole\n[0] loss 3.25\n[1] more\n[0] name? Bob\n[0] ...\n[1] late\n"
-    assert captured.finish()[0] == shown
+    assert captured.finish()[0] == b"[0] ...\n[1] late\n"
 
 
 def test_the_last_line_of_a_rank_that_has_ended_stands_before_later_lines_of_others(captured):
@@ -199,6 +187,7 @@ def test_without_anybody_who_types_all_lines_stay_whole_and_a_long_silence_shows
     for rank in (1, 0):
         captured.output.write(rank, "out", b"loss ")
     captured.wait(1.0)
+    captured.output.show_prompt(0)
     for rank in (1, 0):
         captured.output.write(rank, "out", b"3.25\n")
     captured.output.write(0, "out", b"...")
@@ -209,10 +198,10 @@ def test_without_anybody_who_types_all_lines_stay_whole_and_a_long_silence_shows
 
 def test_nothing_runs_into_a_partial_line_that_is_shown(captured):
     captured.output.write(0, "out", b"name? ")
-    captured.wait(PROMPT_DELAY_S)
+    captured.output.show_prompt(0)
     captured.output.print_line("jaxrun: all well")
     captured.output.write(0, "out", b"Bob")
-    captured.wait(PROMPT_DELAY_S)
+    captured.output.show_prompt(0)
     captured.output.write(1, "err", b"x\n")
     captured.output.write(0, "out", b"\n\nnext\n")  # its first end of a line has been written
     assert captured.finish()[0] == b"[0] name? \njaxrun: all well\n[0] Bob\n[1] x\n[0] \n[0] next\n"
@@ -232,7 +221,7 @@ def test_a_bar_is_shown_every_few_seconds_and_its_last_state_at_the_end(captured
         captured.wait(0.1)
     captured.output.write(0, "err", b"\r100%\n")
     states = captured.finish()[0].splitlines()
-    assert len(states) == pytest.approx(100 * 0.1 / PROGRESS_BAR_INTERVAL_S + 2, abs=1)
+    assert len(states) == pytest.approx(100 * 0.1 / PROGRESS_BAR_INTERVAL_S + 1, abs=1)
     assert states[-1] == b"[0] 100%"
 
 

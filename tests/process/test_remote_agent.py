@@ -21,6 +21,7 @@ from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentReport,
     AgentSignalled,
+    AtPrompt,
     FirstOutput,
     OutputChunk,
     OutputCredit,
@@ -74,6 +75,22 @@ def test_a_worker_from_its_start_to_its_end_is_the_agents_child_as_the_start_mes
     assert kinds[:3] == [AgentConnected, AgentReport, WorkerSpawned] and kinds.count(FirstOutput) == 1
     assert kinds.index(FirstOutput) < kinds.index(OutputChunk) < kinds.index(StreamEnded) < kinds.index(WorkerExited)
     assert kinds.index(Done) < kinds.index(WorkerExited) and kinds[-1] is WorkerExited
+
+
+@pytest.mark.parametrize("stdin", ["0", "none"])
+def test_an_agent_says_that_the_rank_with_the_standard_input_may_be_at_a_prompt_and_not_while_it_computes(
+    by_hand, stdin
+):
+    head = by_hand()
+    waits = "read, _ = os.pipe(); os.write(1, b'name? '); time.sleep(0.8); os.write(1, b'!\\n'); os.write(1, b'age? ')"
+    head.run(f"run(); {waits}; os.read(read, 1)", stdin=stdin)
+    if stdin == "0":
+        assert head.expect(AtPrompt) == AtPrompt(0)
+        assert head.output() == b"name? !\nage? "
+    head.send(SignalWorker(signal.SIGKILL))
+    head.expect(WorkerExited)
+    assert [type(message) for message in head.received].count(AtPrompt) == (stdin == "0")
+    assert head.shut_down(0)[0] == 0
 
 
 def test_an_agent_of_several_ranks_starts_them_together_and_an_order_may_be_for_some(by_hand):

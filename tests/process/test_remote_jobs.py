@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from agent_by_hand import AGENTS, CLEAN, READY, agents, remote_jobs
-from harness import TIME_LIMIT, extended, wait_until
+from harness import TIME_LIMIT, extended, started, wait_until, write_fake_runtime
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME
 from jaxrun.protocol.job_messages import FaultOrder, SignalOrder
@@ -40,6 +40,26 @@ def test_a_job_runs_to_its_end_and_much_output_arrives_whole_and_in_order(start)
         others = ("FirstOutput", "AgentConnected", "AgentReport", "RecordClock")
         assert [name for name in names if name not in others] == whole_life
     assert ended.verdict()["exit_code"] == 0
+
+
+@pytest.mark.parametrize("where", ["here", "agents elsewhere"])
+def test_a_line_in_pieces_stays_one_line_though_somebody_may_type_and_a_prompt_is_shown(start, tmp_path, where):
+    pieces = "os.write(1, b'loss '); time.sleep(0.9); os.write(1, b'3.25\\n')"
+    prompt = "read, _ = os.pipe(); os.write(1, b'name? '); os.read(read, 1)"
+    codes = f"run(); {pieces}; {prompt}", "run()\nwhile True: print('whole', flush=True); time.sleep(0.2)"
+    ours, theirs = os.pipe()
+    with contextlib.ExitStack() as stack, open(ours) as stdin, open(theirs, "w"), (tmp_path / "shown").open("w") as out:
+        streams = {"stdin": stdin, "stdout": out, "stderr": out}
+        if where == "here":
+            words = ("-n", "2", "--output", "all", "by_hand.py")
+            job = stack.enter_context(started(tmp_path, *words, *codes, env=write_fake_runtime(tmp_path), **streams))
+        else:
+            job = start(*codes, popen=streams)
+        wait_until(lambda: "name? " in (tmp_path / "shown").read_text())
+        job.process.send_signal(signal.SIGTERM)
+        job.process.wait()
+    lines = (tmp_path / "shown").read_text().splitlines()
+    assert "[0] loss 3.25" in lines and "[0] name? " in lines
 
 
 @pytest.mark.extended

@@ -25,6 +25,7 @@ from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.protocol.agent_messages import (
+    AtPrompt,
     FirstOutput,
     ForkingDeclined,
     OutputChunk,
@@ -53,6 +54,7 @@ from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
 from jaxrun.records.event_log.event_log import format_line
 from jaxrun.records.event_log.events import (
     AgentLost,
+    EndRequested,
     FaultRequested,
     LauncherSignalled,
     ParentExited,
@@ -155,7 +157,7 @@ def messages_of(kind):
     return RANKS.flatmap(one)
 
 
-_NOT_FOR_HEAD = (OutputChunk, StreamEnded, FirstOutput, ForkingDeclined, Preloaded)
+_NOT_FOR_HEAD = (AtPrompt, OutputChunk, StreamEnded, FirstOutput, ForkingDeclined, Preloaded)
 KINDS = {name: kind for name, kind in AGENT_TO_HEAD.items() if kind not in _NOT_FOR_HEAD}
 MESSAGES = st.one_of(*map(messages_of, KINDS.values()))
 LAUNCHER_EVENTS = st.one_of(
@@ -274,7 +276,7 @@ class Job:
             case EndOrder(gracefully=True):
                 self.handle(LauncherSignalled(signal.SIGTERM))
             case EndOrder():
-                self.handle(ParentExited("an order at its socket"))
+                self.handle(EndRequested("an order at its socket"))
 
     def handle(self, *events):
         for event in events:

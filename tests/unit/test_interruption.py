@@ -10,6 +10,7 @@ from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import StopPolled, StopRequested
 from jaxrun.protocol.worker_messages import Exit, Interrupted, PreemptionNotice, SignalHandlers
+from jaxrun.records.event_log.events import EndRequested
 
 TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 TERMINAL = (signal.SIGINT, *TERMINATION)
@@ -111,6 +112,49 @@ def test_ranks_that_listen_get_sigterm_and_are_killed_after_the_grace(simulate, 
         (-15, False),
         (-9, True),
     ]
+
+
+# ---- jaxrun stop --now
+
+NOW = EndRequested("an order at its socket")
+
+
+@pytest.mark.parametrize("asks", [lambda job: job.run().listen(), lambda job: polling(job)], ids=["SIGTERM", "polls"])
+def test_stop_now_asks_the_ranks_and_says_so_and_kills_them_half_a_second_later(simulate, asks):
+    job = asks(simulate(3, grace=60.0))
+    job.stacks = {1: IN_JAX}
+    job.handle(NOW)
+    assert job.kills(signal.SIGTERM) == [(0, (0, 1, 2))] and job.kills() == []
+    said = "an order at its socket: asked ranks 0-2 to end (SIGTERM); SIGKILL follows in 0.5 s, or at once with Ctrl-C"
+    assert job.lines == [said]
+    job.wait(0.2).exit(-signal.SIGTERM, 1).wait(1)
+    assert job.kills() == [(500, (0, 2))] and job.outcome.stacks[1] == IN_JAX
+    assert (job.outcome.reason, job.outcome.signum, job.outcome.text) == ("interrupted", signal.SIGHUP, NOW.reason)
+
+
+def test_a_program_that_polls_is_asked_by_stop_now_as_well(simulate):
+    assert polling(simulate(3)).handle(NOW).ranks_sent(StopRequested) == [0, 1, 2]
+
+
+def test_stop_now_says_that_nobody_listens_and_where_the_ranks_were(simulate):
+    job = simulate(3).run()
+    job.stacks = {1: IN_JAX}
+    job.handle(NOW).wait(1)
+    assert job.kills() == [(100, (0, 1, 2))] and not job.kills(signal.SIGTERM) and job.outcome.unheard
+    assert job.lines == ["an order at its socket: no rank handles SIGTERM; stopping 3 ranks"]
+    assert job.outcome.stacks[1] == IN_JAX and job.outcome.signum == signal.SIGHUP
+
+
+@pytest.mark.parametrize("asked", [lambda job: polling(job), lambda job: job.run().listen()])
+def test_stop_now_after_stop_ends_at_once_since_the_ranks_were_asked(simulate, asked):
+    job = asked(simulate(3, grace=60.0)).interrupt(signal.SIGTERM).wait(1).handle(NOW).wait(1)
+    assert job.kills() == [(1000, (0, 1, 2))] and job.outcome.reason == "interrupted"
+
+
+@pytest.mark.parametrize("stage", ["spawn", "say_hello", "join"])
+def test_before_the_program_runs_stop_now_ends_at_once(simulate, stage):
+    job = getattr(simulate(2), stage)().handle(NOW).wait(1)
+    assert job.kills()[0][0] == 0 and job.outcome.text == NOW.reason
 
 
 # ---- SIGTERM to one rank, by something else than jaxrun

@@ -43,6 +43,7 @@ from jaxrun.protocol.job_messages import (
 )
 from jaxrun.protocol.names import CONTROL_FD, GANG_ADDRESS
 from jaxrun.records.event_log.events import (
+    EndRequested,
     Event,
     FaultRequested,
     ParentExited,
@@ -296,7 +297,7 @@ def test_the_end_of_the_job_names_who_has_ordered_it(job: Job) -> None:
     job.parent.send(HELLO, EndOrder())
     job.run()
     assert job.take_events() == [
-        ParentExited("an order at its socket"),
+        EndRequested("an order at its socket"),
         ParentExited("the process that started it"),
     ]
 

@@ -20,12 +20,13 @@ from jaxrun.analysis.verdict.verdict import Verdict, to_json
 from jaxrun.cli.click_options import RunDirectory
 from jaxrun.cli.main import main
 from jaxrun.errors import UsageError
+from jaxrun.files.own_files import open_own_directory
 from jaxrun.frontends.job_page.page import write_page
 from jaxrun.protocol.agent_messages import WorkerSpawned
 from jaxrun.protocol.worker_messages import WorkerStage
 from jaxrun.records.event_log.event_log import LOGGED_TYPES, LoggedEvent, format_line
 from jaxrun.records.history.explain import explain_run, write_trace
-from jaxrun.records.rundir import job_numbers
+from jaxrun.records.rundir import job_numbers, jobs
 from jaxrun.records.rundir.jobs import clean, find_job, format_cleaned, format_jobs, list_jobs, read_job
 from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.records.rundir.running_job import find_running_job
@@ -203,6 +204,55 @@ def test_a_link_to_the_latest_does_not_outlive_it(job, collection):
     job("only", 10)
     (collection / "latest").symlink_to("only")
     assert main(["clean", "--keep", "0"]) == 0 and names(collection) == set()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("obstacle", ["another user's", "a folder of another user in it", "not writable"])
+def test_nothing_is_deleted_where_not_all_can_be(job, collection, capsys, monkeypatch, dry_run, obstacle):
+    for age, name in enumerate(("newest", "odd", "oldest")):
+        job(name, 10 + age)
+    folder = collection / "odd" / "attempt-0002"
+    folder.mkdir()
+    (folder / "rank-0000.out").write_text("")
+
+    def refuse(name, directory):
+        if name == "odd":
+            raise PermissionError(1, "it belongs to ada")
+        return open_own_directory(name, directory)
+
+    if obstacle == "another user's":
+        monkeypatch.setattr(jobs, "open_own_directory", refuse)
+    elif obstacle == "not writable":
+        monkeypatch.setattr(os, "access", lambda path, mode: not os.path.samefile(path, folder))
+    else:
+        monkeypatch.setattr(jobs, "is_trusted", lambda user: False)
+    words = ["clean", "--keep", "0", *(["--dry-run"] if dry_run else [])]
+    assert main(words) == 2 and names(collection) == {"newest", "odd", "oldest"}
+    said = capsys.readouterr().err
+    assert "nothing was deleted" in said and str(Path("jaxrun-runs", "odd")) in said
+
+
+def test_what_launchers_still_write_to_is_kept_though_it_has_a_verdict(job, collection, capsys):
+    with (job("delivers", 20, pid=os.getpid()) / "events.jsonl").open("a"):
+        assert main(["clean", "--keep", "0"]) == 0 and names(collection) == {"delivers"}
+    assert f"kept jaxrun-runs/delivers: done, and its launcher (process {os.getpid()})" in capsys.readouterr().out
+    assert main(["clean", "--keep", "0"]) == 0 and names(collection) == set()
+
+
+def test_a_directory_that_holds_no_run_directory_is_refused_and_nothing_else_is_removed(
+    job, collection, capsys, monkeypatch
+):
+    removed = []
+    monkeypatch.setattr("jaxrun.files.shared_memory.remove_abandoned", lambda **_: removed.append("snapshots"))
+    path = job("one", 20)
+    (collection.parent / "mine").mkdir()
+    (collection.parent / "mine" / "notes.txt").write_text("")
+    for words, message in ((path, "is one run directory"), (collection.parent / "mine", "holds no run directory")):
+        assert main(["clean", "--keep", "0", str(words)]) == 2
+        assert message in capsys.readouterr().err
+    assert names(collection) == {"one"} and removed == []
+    assert main(["clean", "--keep", "0"]) == 0 == main(["clean", "--keep", "0"])
+    assert removed == ["snapshots"] * 2
 
 
 def test_a_directory_that_cannot_be_deleted_is_reported_and_the_others_are_deleted(job, collection, monkeypatch):

@@ -251,7 +251,7 @@ _STOP_HELP = (
     "End a running job, as SIGTERM to its jaxrun does: a program that polls should_stop ends by itself, others have "
     f"--signal-grace if they listen. Waits until it is over. {_WHICH_JOB}"
 )
-_NOW = click.Option(["--now"], is_flag=True, help="End it at once, without grace; exit code 129.")
+_NOW = click.Option(["--now"], is_flag=True, help="Give it half a second to end, not --signal-grace; exit code 129.")
 
 
 @_command(_STOP_HELP, _JOB, _NOW, _JSON)
@@ -331,12 +331,12 @@ def _clean(
         raise UsageError(
             "--keep is missing; say how many of the newest run directories to keep: jaxrun clean --keep 20"
         )
-    job_sockets.remove_stale(os.environ)
+    collection, found = jobs.find_collection_to_clean(_path(directory))
+    done = jobs.clean(collection, found, keep, dry_run=dry_run)
     if not dry_run:
+        job_sockets.remove_stale(os.environ)
         remove_abandoned(snapshots_after=0.0)
         mpi_memory.remove_abandoned()
-    collection, found = jobs.list_jobs(_path(directory))
-    done = jobs.clean(collection, found, keep, dry_run=dry_run)
     if as_json:
         click.echo(os.fsencode(documents.cleaned(done)))
     else:

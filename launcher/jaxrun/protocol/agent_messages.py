@@ -9,7 +9,7 @@
                           ◀──────────    StartWorkers           (once all agents have reported)
     Preloaded             ──────────▶                           (--preload is done)
     WorkerSpawned         ──────────▶
-    FirstOutput, OutputChunk, StreamEnded ─▶
+    FirstOutput, OutputChunk, StreamEnded, AtPrompt ─▶
                           ◀──────────    OutputCredit           (how much more output may be sent)
                           ◀──────────    SignalWorker
     FaultNotInjected      ──────────▶    InjectFault            (answered only if it was not possible)
@@ -262,6 +262,12 @@ class FirstOutput(Message, frozen=True):
     rank: int
 
 
+class AtPrompt(Message, frozen=True):
+    """The rank with the standard input has begun a line, and may wait now for what a person types."""
+
+    rank: int
+
+
 class MemoryShortage(Message, frozen=True):
     """The memory of the agent's host, or of its ranks' cgroup, will be full within a minute if it keeps growing.
 
@@ -367,7 +373,7 @@ class ToRanks(Message, frozen=True):
 
 
 # In the same process or on another host.
-AgentMessage = WorkerEvent | FirstOutput | ForkingDeclined | Preloaded | WorkerToAgent
+AgentMessage = WorkerEvent | FirstOutput | AtPrompt | ForkingDeclined | Preloaded | WorkerToAgent
 AgentToHead = AgentEvent | AgentMessage | OutputChunk | StreamEnded
 _ForAgent = JobInfo | AgentRefused | KeepRecord | AgentOrder | OutputCredit | NextAttempt | Shutdown
 HeadToAgent = _ForAgent | RankOrder | ToRanks

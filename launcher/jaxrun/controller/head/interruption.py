@@ -6,6 +6,7 @@
     SIGHUP     JAX's notice of preemption, and are asked if they poll later. Both have the signal grace. Where nobody
                listens, the job ends at once.
     SIGUSR2    The same, where it is Slurm's warning of the time limit (--requeue).
+    stop --now The same with a grace of half a second, for all programs.
     In a pod   SIGTERM says that this pod goes away. Where the job waits for the pod that takes its place
                (--wait-hosts), only the attempt ends, as above; the other pods keep their agents.
     To a rank  SIGTERM that something else sends to one rank is JAX's notice of preemption: a program that polls
@@ -39,12 +40,14 @@ from jaxrun.protocol.agent_messages import AgentSignalled
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import PreemptionNotice
 from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
-from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, Resumed, SignalRequested
+from jaxrun.records.event_log.events import EndRequested, LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
-InterruptionEvent = LauncherSignalled | AgentSignalled | SignalRequested | ParentExited | Resumed | PreemptionNotice
+_Order = SignalRequested | ParentExited | EndRequested
+InterruptionEvent = LauncherSignalled | AgentSignalled | _Order | Resumed | PreemptionNotice
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal both to the process and to its group
+STOP_NOW_S = 0.5  # from SIGTERM to SIGKILL where a person wants the end now
 KILL_DELAY_S = 1.0  # for late ranks to report where they are
 
 
@@ -71,6 +74,8 @@ class Interruption(Struct):
                 return self._on_signal_in_pod(event, now)
             case ParentExited():
                 return self.end_at_once(signal.SIGHUP, now, event.reason)
+            case EndRequested():
+                return self._end_now(event.reason, now)
             case SignalRequested():
                 ranks = self._workers.working if self._state.phase is JobPhase.RUNNING else ()
                 return [SignalRanks(ranks, event.signum)] if ranks else []
@@ -137,6 +142,18 @@ class Interruption(Struct):
         ranks = self._workers.live
         return [SignalRanks(ranks, signal.SIGCONT)] if ranks else []
 
+    def _end_now(self, reason: str, now: float) -> list[Action]:
+        """End the job within a moment, in which ranks that listen to SIGTERM or poll should_stop may end by themselves.
+
+        Where the job is ending, they have been asked already.
+        """
+        is_running = self._state.phase is JobPhase.RUNNING and not self._state.waits_at_start
+        if not is_running or self._stop_signal is not None:
+            return self.end_at_once(signal.SIGHUP, now, reason)
+        self._state.stop_requested = True
+        outcome = JobOutcome(EndReason.INTERRUPTED, text=reason, signum=signal.SIGHUP, decided_at=now)
+        return self._end_unless_they_do(outcome, reason, now, STOP_NOW_S, self._kill_unheard)
+
     def end_at_once(self, signum: int, now: float, text: str = "") -> list[Action]:
         """End the job without grace; one that is ending keeps its outcome."""
         self._state.stop_requested = True
@@ -175,7 +192,8 @@ class Interruption(Struct):
         stop = self._state.stop
         grace = self._state.limits.signal_grace if grace is None else grace
         if not stop.polling and self._state.phase is JobPhase.RUNNING and self._workers.listening:
-            return self._send_termination(signal.SIGTERM, reason, now, grace)
+            outcome = JobOutcome(EndReason.INTERRUPTED, signum=signal.SIGTERM, decided_at=now)
+            return self._send_termination(outcome, reason, now, grace, self._on_grace_over)
         actions = stop.request(reason)
         text = f"{reason}: asked {format_ranks(stop.polling)} to stop (should_stop)" if stop.polling else ""
         if signum:
@@ -198,23 +216,32 @@ class Interruption(Struct):
             self._shutdown.start_grace(now, self._state.limits.signal_grace, self._on_grace_over)
             text = f"Ctrl-C: KeyboardInterrupt in {format_ranks(ranks)}; another Ctrl-C kills at once"
             return [PrintLine(text), *self._ask_places(now), SignalRanks(ranks, signal.SIGINT)]
-        name = signal.Signals(signum).name
-        if not self._workers.listening:
-            self._state.decide(replace(self._state.outcome, unheard=True))
-            self._state.enter(JobPhase.TERMINATING)
-            text = f"{name}: no rank handles SIGTERM; stopping {plural(len(ranks), 'rank')}"
-            return [PrintLine(text), *self._ask_places(now, self._kill_unheard)]
-        return self._send_termination(signum, name, now, self._state.limits.signal_grace)
+        name, grace = signal.Signals(signum).name, self._state.limits.signal_grace
+        return self._end_unless_they_do(self._state.outcome, name, now, grace, self._on_grace_over)
+
+    def _end_unless_they_do(
+        self, outcome: JobOutcome, reason: str, now: float, grace: float, then: Then
+    ) -> list[Action]:
+        """Send SIGTERM, and call `then` after the grace; ranks of which none handles SIGTERM are killed.
+
+        outcome:  how the job ends, because of the `reason` that is shown
+        """
+        if self._workers.listening or self._state.stop.polling:
+            return self._send_termination(outcome, reason, now, grace, then)
+        self._state.decide(replace(outcome, unheard=True))
+        self._state.enter(JobPhase.TERMINATING)
+        text = f"{reason}: no rank handles SIGTERM; stopping {plural(len(self._workers.working), 'rank')}"
+        return [PrintLine(text), *self._ask_places(now, self._kill_unheard)]
 
     def _kill_unheard(self, now: float) -> list[Action]:
         return self._shutdown.kill_all(now) if self._state.phase is JobPhase.TERMINATING else []
 
-    def _send_termination(self, signum: int, reason: str, now: float, grace: float) -> list[Action]:
+    def _send_termination(self, outcome: JobOutcome, reason: str, now: float, grace: float, then: Then) -> list[Action]:
         """Send SIGTERM to a program that listens to it and does not poll; if it polls later, it is asked then."""
         ranks = self._workers.working
-        self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now))
+        self._state.decide(outcome)
         self._state.enter(JobPhase.TERMINATING)
-        self._shutdown.start_grace(now, grace, self._on_grace_over)
+        self._shutdown.start_grace(now, grace, then)
         text = f"{reason}: asked {format_ranks(ranks)} to end (SIGTERM); {_describe_grace(grace)}"
         ask = self._ask_places(now)
         return [PrintLine(text), *ask, SignalRanks(ranks, signal.SIGTERM), *self._state.stop.request(reason)]

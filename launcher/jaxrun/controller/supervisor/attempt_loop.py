@@ -40,6 +40,7 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentMessage,
     AgentOrder,
+    AtPrompt,
     FirstOutput,
     ForkingDeclined,
     RankOrder,
@@ -181,6 +182,8 @@ class AttemptLoop:
         match message:
             case FirstOutput():
                 self.record(message)
+            case AtPrompt():
+                self._output.show_prompt(message.rank)
             case Preloaded():
                 self.record(message)
                 self._show_left_out(message)

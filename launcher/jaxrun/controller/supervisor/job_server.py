@@ -43,6 +43,7 @@ from jaxrun.protocol.job_messages import (
 )
 from jaxrun.protocol.names import CONTROL_FD, GANG_ADDRESS
 from jaxrun.records.event_log.events import (
+    EndRequested,
     Event,
     FaultRequested,
     ParentExited,
@@ -314,8 +315,8 @@ class JobServer:
                 # It is the same as `kill -TERM`, in each phase of the job and between attempts.
                 signal.raise_signal(signal.SIGTERM)
             case EndOrder():
-                by = "the process that started it" if client.is_parent else "an order at its socket"
-                self._handle(ParentExited(by))
+                parent = "the process that started it"
+                self._handle(ParentExited(parent) if client.is_parent else EndRequested("an order at its socket"))
 
     def _on_ask(self, client: Client, ask: Ask) -> None:
         """Raise ProtocolError for a number whose request has no last answer yet: nobody could tell the two apart."""

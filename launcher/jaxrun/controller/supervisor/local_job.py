@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, Supervision, make_head
-from jaxrun.controller.supervisor.job_terminal import find_prompting_rank
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup, with_own_variables
@@ -56,8 +55,6 @@ class LocalJob:
         workers = self._prepare_workers(plan)
         agent = Agent(attempt.loop, workers, shared.output, attempt.receive, shared.clock)
         agent.start()
-        prompting = find_prompting_rank(plan.job)
-        shared.output.set_prompt_check(lambda: prompting is not None and agent.is_at_work(prompting))
         outcome = attempt.run(LocalLink(agent, attempt))
         self._forks = self._forks and not workers.declined
         kill_all(keep=(shared.guard.pid, *self._fork_server.pids, *shared.notifier.pids))

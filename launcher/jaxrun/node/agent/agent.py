@@ -19,13 +19,15 @@ from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.memory_watch import INTERVAL_S, MemoryWatch
 from jaxrun.node.agent.mpi_memory import MpiMemory
 from jaxrun.node.agent.oom import OomWatch
-from jaxrun.node.agent.pipes import OutputPipes, OutputSink
+from jaxrun.node.agent.pipes import OutputPipes, OutputSink, Pipe
+from jaxrun.node.agent.prompt_watch import PromptWatch
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import (
     AgentMessage,
+    AtPrompt,
     FaultNotInjected,
     FirstOutput,
     ForkingDeclined,
@@ -73,7 +75,9 @@ class Agent:
         self._output = output
         self._report = report
         self._clock = clock
-        self._pipes = OutputPipes(output, lambda rank: report(FirstOutput(rank)))
+        self._reader = workers.setup.reader
+        self._prompts = PromptWatch(self._reader_is_at_work, clock)
+        self._pipes = OutputPipes(output, lambda rank: report(FirstOutput(rank)), self._note_output)
         cgroup = procfs.own_memory_cgroup()
         self._oom = OomWatch(cgroup)
         self._memory = MemoryWatch(cgroup)
@@ -88,6 +92,7 @@ class Agent:
         loop.add_poller(self._pause_or_resume_output)
         loop.add_timer(self._snapshots.deadline, self._report_snapshots)
         loop.add_timer(lambda: self._memory_due, self._watch_memory)
+        loop.add_timer(lambda: self._prompts.deadline, self._report_prompt)
         events = workers.start()
         if workers.fork_server is not None:
             loop.add_reader(workers.fork_server.channel.fileno(), MESSAGES, self._on_fork_server)
@@ -111,10 +116,6 @@ class Agent:
         else:
             for rank in there:
                 self._deliver(rank, order)
-
-    def is_at_work(self, rank: int) -> bool:
-        """Whether this rank runs, and certainly reads no input."""
-        return rank in self._workers.ranks and self._workers[rank].live and self._workers[rank].is_at_work
 
     def signal_all(self, signum: int) -> None:
         self._signal(tuple(self._workers.ranks), signum)
@@ -225,6 +226,21 @@ class Agent:
 
     def _report_snapshots(self) -> None:
         self._report_all(self._snapshots.poll())
+
+    def _note_output(self, pipe: Pipe, data: bytes) -> None:
+        if pipe.rank == self._reader:
+            self._prompts.note_output(pipe.stream, data)
+
+    def _reader_is_at_work(self) -> bool:
+        """Whether the rank with the standard input certainly reads nothing now."""
+        if self._reader is None or self._reader not in self._workers.ranks:
+            return False
+        worker = self._workers[self._reader]
+        return worker.live and worker.is_at_work
+
+    def _report_prompt(self) -> None:
+        if self._prompts.poll() and self._reader is not None:
+            self._report(AtPrompt(self._reader))
 
     def _watch_memory(self) -> None:
         now = self._clock()

@@ -64,10 +64,19 @@ class OutputSink(Protocol):
 class OutputPipes:
     """All pipes of one agent, behind one descriptor that is readable when any of them is."""
 
-    def __init__(self, output: OutputSink, on_first_output: Callable[[int], None]) -> None:
-        """`on_first_output` is called once for each rank, when it writes for the first time what is not noise."""
+    def __init__(
+        self,
+        output: OutputSink,
+        on_first_output: Callable[[int], None],
+        on_output: Callable[[Pipe, bytes], None] | None = None,
+    ) -> None:
+        """
+        on_first_output:  called once for each rank, when it writes for the first time what is not noise
+        on_output:        called with all that is read, before it is delivered
+        """
         self._output = output
         self._on_first_output = on_first_output
+        self._on_output = on_output if on_output is not None else _ignore
         self._silent: dict[int, dict[str, LineBuffer]] = {}  # ranks without output so far, and its streams
         self._hidden: set[int] = set()
         self._open: dict[int, list[Pipe]] = {}
@@ -135,6 +144,7 @@ class OutputPipes:
         return False
 
     def _note_output(self, pipe: Pipe, data: bytes) -> None:
+        self._on_output(pipe, data)
         if pipe.rank not in self._silent:
             return
         lines = self._silent[pipe.rank][pipe.stream]

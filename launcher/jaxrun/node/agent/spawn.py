@@ -94,6 +94,11 @@ class WorkerSetup(HidesFields, frozen=True):
     wrap: tuple[str, ...] = ()
     preload: str = PRELOAD_NONE
 
+    @property
+    def reader(self) -> int | None:
+        """The rank here that has jaxrun's standard input; None if there is none."""
+        return next((worker.rank for worker in self.workers if _has_stdin(worker.stdin, worker.rank)), None)
+
     def command_of(self, worker: WorkerEnv) -> tuple[str, ...]:
         """Return the whole command that starts this worker; its first word is a path, if it can be found."""
         if not self.wrap:
@@ -191,9 +196,13 @@ def _variables(worker: WorkerEnv, ends: WorkerEnds) -> dict[str, str]:
     return replace(there, interrupts_blocked=signal.SIGINT in given_mask()).to_env()
 
 
+def _has_stdin(stdin: str, rank: int) -> bool:
+    return (stdin or STDIN_RANK_0) == str(rank)
+
+
 def open_stdin(stdin: str, rank: int) -> int:
     """Open what a rank reads, where jaxrun's standard input belongs to `stdin`; returns a descriptor."""
-    if (stdin or STDIN_RANK_0) == str(rank):
+    if _has_stdin(stdin, rank):
         with contextlib.suppress(OSError):  # it is closed
             return os.dup(0)
     return os.open(os.devnull, os.O_RDONLY)

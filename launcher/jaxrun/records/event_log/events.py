@@ -56,10 +56,13 @@ class FaultRequested(Message, frozen=True):
 
 
 class ParentExited(Message, frozen=True):
-    """The process that the launcher works for is gone; or it, or a client of the socket, asks to end the job.
+    """The process that the launcher works for is gone, or asks to end the job; `reason` says which."""
 
-    `reason` says which.
-    """
+    reason: str
+
+
+class EndRequested(Message, frozen=True):
+    """A client of the job's socket, which `reason` names, asks to end the job now (jaxrun stop --now)."""
 
     reason: str
 
@@ -107,6 +110,7 @@ LauncherEvent = (
     | SignalRequested
     | FaultRequested
     | ParentExited
+    | EndRequested
     | Requested
     | RequestInput
     | RequestEnded

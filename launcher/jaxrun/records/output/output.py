@@ -17,8 +17,7 @@ from jaxrun.records.output.repeated_usage import RepeatedUsage, shared_prefix
 from jaxrun.records.output.screen import HeldScreen, RankStream, Screen, rank_prefix
 from jaxrun.terminal import TerminalFormat, terminal_width
 
-PROMPT_DELAY_S = 0.3  # before an unfinished line is shown of the rank that may be at a prompt
-PARTIAL_LINE_DELAY_S = 3.0  # the same of other ranks, so that a line that is written in pieces stays one line
+PARTIAL_LINE_DELAY_S = 3.0  # before an unfinished line is shown, so that one that is written in pieces stays one line
 LAST_LINE_DELAY_S = 0.05  # the same of ranks whose program has ended
 PROGRESS_BAR_INTERVAL_S = 3.0  # between two states of an unfinished progress bar
 MAX_PARTIAL_BYTES = 2**16  # of an unfinished line that is held back
@@ -63,7 +62,7 @@ class Output:
         self._clock = clock
         self._held = held
         self._ended: set[int] = set()  # ranks whose program has ended
-        self._is_at_work: Callable[[], bool] = bool
+        self._prompting = prompting
         self._waiting: dict[RankStream, float] = {}  # since when a stream has had text that is not shown yet
         out = Screen(stdout_fd, "stdout", colour=colour[0])
         same = _same_file(stdout_fd, stderr_fd)
@@ -71,12 +70,7 @@ class Output:
         self._screens = (out,) if same else (out, self._err)
         self._debugger_screen = out if os.isatty(stdout_fd) else self._err
         self._streams = {
-            (rank, stream): RankStream(
-                screen,
-                rank_prefix(rank, size, colour=screen.colour),
-                PROMPT_DELAY_S if rank == prompting else PARTIAL_LINE_DELAY_S,
-                rank=rank,
-            )
+            (rank, stream): RankStream(screen, rank_prefix(rank, size, colour=screen.colour), rank=rank)
             for rank in (range(size) if shown is None else sorted(shown))
             for stream, screen in zip(STREAMS, (out, self._err), strict=True)
         }
@@ -101,9 +95,14 @@ class Output:
         """Show what this rank writes soon, even without a newline: its program has ended, and the others go on."""
         self._ended.add(rank)
 
-    def set_prompt_check(self, is_at_work: Callable[[], bool]) -> None:
-        """Show no prompt while the rank that may be at one is at work: its unfinished lines wait like other ranks'."""
-        self._is_at_work = is_at_work
+    def show_prompt(self, rank: int) -> None:
+        """Show the line that this rank has begun, as far as it has: it may wait for what a person types."""
+        if rank != self._prompting or self._held is not None:
+            return
+        for stream in STREAMS:
+            rank_stream = self._streams.get((rank, stream))
+            if rank_stream is not None and rank_stream.buffer.has_partial:
+                self._show_partial(rank_stream)
 
     def begin_attempt(self, log_dir: Path | None) -> None:
         """Show the last lines of the ranks that have ended, and keep the logs of the next attempt in `log_dir`."""
@@ -184,15 +183,13 @@ class Output:
                     wait = min(wait, due - now)
         for rank_stream, since in list(self._waiting.items()):
             has_ended = rank_stream.rank in self._ended
-            due = since + (LAST_LINE_DELAY_S if has_ended else rank_stream.partial_delay_s)
+            due = since + (LAST_LINE_DELAY_S if has_ended else PARTIAL_LINE_DELAY_S)
             if rank_stream.buffer.is_progress_bar:
                 due = max(due, rank_stream.bar_shown_at + PROGRESS_BAR_INTERVAL_S)
             if not rank_stream.buffer.has_partial:
                 del self._waiting[rank_stream]
-            elif due <= now and (has_ended or now >= since + PARTIAL_LINE_DELAY_S or not self._is_at_work()):
-                self._show_partial(rank_stream)
             elif due <= now:
-                wait = min(wait, PROMPT_DELAY_S)
+                self._show_partial(rank_stream)
             else:
                 wait = min(wait, due - now)
         return None if wait == float("inf") else wait

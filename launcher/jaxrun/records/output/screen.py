@@ -127,14 +127,13 @@ class Screen:
 
 
 class RankStream(Struct, eq=False):
-    """One stream of one rank on a screen. `partial_delay_s`: how long an unfinished line waits before it is shown.
+    """One stream of one rank on a screen.
 
     rank:  -1 for the text of several ranks
     """
 
     screen: Screen
     prefix: bytes
-    partial_delay_s: float = 0.0
     buffer: LineBuffer = field(default_factory=LineBuffer)
     bar_shown_at: float = float("-inf")
     rank: int = -1

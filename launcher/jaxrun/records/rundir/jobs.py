@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from jaxrun.analysis.verdict.goodput_text import Goodput
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
-from jaxrun.files.own_files import open_own_or_linked_directory, remove_directory
+from jaxrun.files.own_files import is_trusted, open_own_directory, open_own_or_linked_directory, remove_directory
 from jaxrun.records.rundir.job_numbers import read_numbers, remove_unused
 from jaxrun.records.rundir.recorded_files import find_collection, is_run_dir, read_plan, read_verdict
 from jaxrun.records.rundir.rundir import (
@@ -26,10 +26,11 @@ from jaxrun.records.rundir.rundir import (
     VERDICT_FILE,
 )
 from jaxrun.terminal import in_one_line
-from jaxrun.text import format_bytes, format_columns, format_seconds, plural
+from jaxrun.text import format_bytes, format_columns, format_seconds, format_user, plural
 
 _STARTING_S = 600.0  # a job that has not said yet who runs it may be starting
 _SHOWN_CHARS = 40  # of a command
+_SHOWN_OBSTACLES = 5
 _WHY_CHARS, _MIN_WHY_CHARS = 80, 20  # of why a job failed, in a file and on a terminal that is full
 
 
@@ -109,6 +110,22 @@ def list_jobs(path: Path | None) -> tuple[Path, list[RecordedJob]]:
     numbers = read_numbers(collection)
     found = [replace(read_job(entry), number=numbers.get(entry.name)) for entry in entries]
     return collection, sorted(found, key=lambda job: (job.started, job.path.name))
+
+
+def find_collection_to_clean(path: Path | None) -> tuple[Path, list[RecordedJob]]:
+    """Do the same as `list_jobs`; raises UsageError, too, if `path` is not a directory of run directories."""
+    if path is not None and is_run_dir(path):
+        above = path.resolve().parent
+        raise UsageError(f"{path} is one run directory; name the directory that holds them: jaxrun clean {above}")
+    collection, found = list_jobs(path)
+    if not found and not _is_collection(collection):
+        raise UsageError(f"{collection} holds no run directory of jaxrun; nothing was deleted")
+    return collection, found
+
+
+def _is_collection(path: Path) -> bool:
+    """Whether the directory is empty, or jaxrun has made it."""
+    return path.name == COLLECTION_DIR or not any(path.iterdir())
 
 
 def find_job(word: str) -> Path | None:
@@ -191,7 +208,7 @@ class Cleaned(Struct, frozen=True):
 
     deleted:  which are deleted, or, with `dry_run`, would be
     failed:   which could not be deleted, and why
-    kept:     which belong to jobs that still run, or may, and how that is known
+    kept:     which are in use, or may be, and by whom
     size:     bytes of all that were to be deleted
     count:    how many run directories there were
     """
@@ -206,9 +223,9 @@ class Cleaned(Struct, frozen=True):
 
 
 def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool) -> Cleaned:
-    """Delete the run directories of `jobs`, the oldest first, except the newest `keep` and those that may still run.
+    """Delete the run directories of `jobs`, the oldest first, except the newest `keep` and those in use.
 
-    Raises UsageError if they are another user's.
+    Raises UsageError, before anything is deleted, if some of it is another user's, or cannot be deleted as a whole.
     """
     try:
         directory = open_own_or_linked_directory(collection)
@@ -222,10 +239,12 @@ def clean(collection: Path, jobs: Sequence[RecordedJob], keep: int, *, dry_run: 
 
 def _clean(collection: Path, directory: int, jobs: Sequence[RecordedJob], keep: int, *, dry_run: bool) -> Cleaned:
     """`directory` is a descriptor of the collection, which no other user can replace."""
-    over = [job for job in jobs if job.running is False]
-    deleted, failed, size = list[Path](), dict[Path, str](), 0
-    for job in over[: max(0, len(over) - keep)]:
-        size += _size(job.path)
+    kept = {job.path: use for job in jobs if (use := _use_of(job))}
+    over = [job for job in jobs if job.path not in kept]
+    chosen = over[: max(0, len(over) - keep)]
+    size = _check_all(directory, chosen)
+    deleted, failed = list[Path](), dict[Path, str]()
+    for job in chosen:
         try:
             if not dry_run:
                 remove_directory(job.path.name, directory, private=False)
@@ -238,8 +257,37 @@ def _clean(collection: Path, directory: int, jobs: Sequence[RecordedJob], keep: 
             os.unlink(LATEST_LINK, dir_fd=directory)
     if not dry_run:
         remove_unused(directory)
-    kept = {job.path: job.state for job in jobs if job.running is not False}
     return Cleaned(collection, dry_run, tuple(deleted), failed, kept, size, len(jobs))
+
+
+def _use_of(job: RecordedJob) -> str:
+    """Who uses the run directory, or may: the job runs, or its launcher still delivers output; empty for nobody."""
+    if job.running is not False:
+        return job.state
+    launcher = read_plan(job.path).launcher
+    if launcher.host == os.uname().nodename and has_open(launcher.pid, job.path / EVENTS_FILE):
+        return f"{job.state}, and its launcher (process {launcher.pid}) has not ended yet"
+    return ""
+
+
+def _check_all(directory: int, jobs: Sequence[RecordedJob]) -> int:
+    """Return the size of these run directories in bytes. Raises UsageError if some of them cannot be deleted."""
+    total, obstacles = 0, list[str]()
+    for job in jobs:
+        try:
+            os.close(open_own_directory(job.path.name, directory))
+            size, obstacle = _survey(job.path)
+        except OSError as error:
+            size, obstacle = 0, str(error.strerror)
+        total += size
+        obstacles += [f"{job.path}: {obstacle}"] if obstacle else []
+    if obstacles:
+        more = f"\nand {len(obstacles) - _SHOWN_OBSTACLES} more" if len(obstacles) > _SHOWN_OBSTACLES else ""
+        shown = "\n".join(obstacles[:_SHOWN_OBSTACLES])
+        raise UsageError(
+            f"nothing was deleted, since not all of it can be; delete or move these first, or keep more:\n{shown}{more}"
+        )
+    return total
 
 
 def format_cleaned(done: Cleaned) -> str:
@@ -276,13 +324,22 @@ def _started(path: Path) -> float:
     return 0.0
 
 
-def _size(path: Path) -> int:
-    """In bytes on the disk, as far as a path reaches: some may be nested deeper than one can say."""
-    total, folders = 0, [str(path)]
+def _survey(path: Path) -> tuple[int, str]:
+    """Return the bytes on the disk below `path`, and why not all of it can be deleted; empty if it can.
+
+    Both as far as a path reaches: some may be nested deeper than one can say.
+    """
+    total, obstacle, folders = 0, "", [str(path)]
     while folders:  # os.walk of Python 3.11 calls itself
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+        folder = folders.pop()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                status = entry.stat(follow_symlinks=False)
+                total += status.st_blocks * 512
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-    return total
+                    if not is_trusted(status.st_uid):
+                        obstacle = obstacle or f"{entry.path} belongs to {format_user(status.st_uid)}"
+                elif not os.access(folder, os.W_OK | os.X_OK):
+                    obstacle = obstacle or f"{folder} is not writable for you"
+    return total, obstacle
