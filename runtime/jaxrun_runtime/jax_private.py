@@ -21,6 +21,8 @@ the jax that the process has imported.
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
 | errors of callbacks, once       | the loggers jax._src.callback, …debugging | they are logged in full, too   |
 | survivors of a rank's death     | the flag jax_enable_recoverability       | --keep-survivors does nothing |
+| ranks that come back, on CPU    | multihost_utils._LiveDevices,            | their first collective fails   |
+|                                 | …_handle_array_process_allgather         |                                |
 | the names of barriers and keys | jaxlib._jax.DistributedRuntimeClient     | a rank that waits there "sleeps" |
 
 The names that --lockstep needs are in lockstep/call_hooks.py.
@@ -31,14 +33,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
 _KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
+_MULTIHOST_UTILS = "jax.experimental.multihost_utils"
 _NONCE_KEY = "jaxrun/nonce"
 _LOST = "lost"  # in place of a rank that will not come
 _NOTICE_KEY = "RECEIVED_PREEMPTION_NOTICE"  # of XLA's PreemptionSyncManager; the value is when the rank will be gone
@@ -165,6 +169,65 @@ def enable_recoverability() -> bool:
         return False
     _lookup("jax", "config").update(name, True)
     return True
+
+
+def order_live_devices(order: Callable[[Sequence[Any]], Sequence[Any]]) -> bool:
+    """Let live_devices yield its devices in the order that `order` returns; returns whether this JAX can.
+
+    JAX's functions of multihost_utils use all devices in that order, too: device_put calls one of them, and the devices
+    that it yields may be all. `order` leaves the devices of a process together.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_MULTIHOST_UTILS)
+    kind = _lookup(_MULTIHOST_UTILS, "_LiveDevices")
+    if not isinstance(kind, type):
+        return False
+    original: Callable[..., Any] = kind.__call__
+
+    @functools.wraps(original)
+    @contextlib.contextmanager
+    def live_devices(self: object, devices: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        with original(self, devices) as live:
+            yield order(live)
+
+    kind.__call__ = live_devices  # type: ignore[method-assign]
+    _order_utils(order)
+    return True
+
+
+class _OrderedJax:
+    """The module jax, whose devices come in another order."""
+
+    def __init__(self, order: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        self._order = order
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["jax"], name)
+
+    def devices(self, *args: Any, **kwargs: Any) -> Sequence[Any]:
+        return self._order(sys.modules["jax"].devices(*args, **kwargs))
+
+
+def _order_utils(order: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+    """Let multihost_utils use all devices in the order of `order`; what it gathers stays in the order of the ranks."""
+    module: Any = sys.modules[_MULTIHOST_UTILS]
+    gather = getattr(module, "_handle_array_process_allgather", None)
+    if gather is None or not hasattr(module, "jax"):
+        return
+    module.jax = jax = _OrderedJax(order)
+
+    @functools.wraps(gather)
+    def gather_in_order(value: Any, tiled: bool) -> Any:
+        gathered = gather(value, tiled)
+        ranks = list(dict.fromkeys(device.process_index for device in jax.devices()))
+        if ranks == sorted(ranks) or not getattr(value, "is_fully_addressable", True):
+            return gathered
+        import numpy
+
+        rows = numpy.reshape(gathered, (len(ranks), -1, *gathered.shape[1:]))  # those of each rank
+        return numpy.reshape(rows[numpy.argsort(ranks)], gathered.shape)
+
+    module._handle_array_process_allgather = gather_in_order
 
 
 def certificate_options() -> dict[str, str | None]:

@@ -3,14 +3,20 @@
 JAX alone learns of a death when heartbeats stay away, and on CPU some ranks wait in a collective that will never end.
 Here the head says at once who has died (protocol/survivor_messages.py). Each survivor then closes Gloo's connections of
 the groups that the dead rank was in, so that whatever waits there raises, and live_devices asks the head who lives.
+
+XLA keeps one communicator on CPU for a list of devices, for as long as a process lives: once its connections are lost,
+these devices can never exchange anything again in this order. So when a rank is back, live_devices yields the devices
+in another order, the same on all ranks and never the same twice; the devices of a rank stay together.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jaxrun.protocol.env import WorkerEnv
@@ -24,27 +30,64 @@ _GET_LIVE_NODES = "get_live_nodes"
 
 def connect(env: WorkerEnv, channel: AgentChannel, gloo: GlooConnections | None) -> None:
     """Let live_devices ask the head, and close the connections to ranks that have died."""
-    jax_private.wrap_coordination_calls((_GET_LIVE_NODES,), functools.partial(_ask_the_head, env, channel))
+    live = LiveRanksClient(env.rank, channel, gloo)
+    jax_private.wrap_coordination_calls((_GET_LIVE_NODES,), live.wrap)
+    jax_private.order_live_devices(lambda devices: order_devices(devices, live.incarnations))
     threading.Thread(target=_close_connections, args=(channel, gloo), name="jaxrun-survivors", daemon=True).start()
 
 
-def _ask_the_head(
-    env: WorkerEnv, channel: AgentChannel, name: str, original: Callable[..., Any]
-) -> Callable[..., dict[int, int]]:
-    lock = threading.Lock()
+class LiveRanksClient:
+    """Asks the head which ranks live, and remembers its last answer, rank → incarnation."""
 
-    @functools.wraps(original)
-    def get_live_nodes(client: Any, process_ids: Iterable[int]) -> dict[int, int]:
-        with lock:
-            channel.send(LiveRanksAsked(env.rank, tuple(sorted(map(int, process_ids)))))
-            return dict(channel.receive_live_ranks().incarnations)
+    def __init__(self, rank: int, channel: AgentChannel, gloo: GlooConnections | None) -> None:
+        self._rank = rank
+        self._channel = channel
+        self._gloo = gloo
+        self._lock = threading.Lock()
+        self.incarnations: Mapping[int, int] = MappingProxyType({})
 
-    return get_live_nodes
+    def wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., dict[int, int]]:
+        @functools.wraps(original)
+        def get_live_nodes(client: Any, process_ids: Iterable[int]) -> dict[int, int]:
+            with self._lock:
+                self._channel.send(LiveRanksAsked(self._rank, tuple(sorted(map(int, process_ids)))))
+                self.incarnations = dict(self._channel.receive_live_ranks().incarnations)
+                if self._gloo is not None:
+                    self._gloo.set_live(self.incarnations)
+                return dict(self.incarnations)
+
+        return get_live_nodes
+
+
+def order_devices(devices: Sequence[Any], incarnations: Mapping[int, int]) -> list[Any]:
+    """Return devices in an order that they have not had with another process of one of their ranks.
+
+    `devices` are in JAX's order, and their number is the same for each rank. On GPUs the order stays: there XLA's
+    communicators know the processes.
+    """
+    if not devices or devices[0].platform != "cpu":
+        return list(devices)
+    of_rank: dict[int, list[Any]] = {}
+    for device in devices:
+        of_rank.setdefault(device.process_index, []).append(device)
+    number = sum(incarnations.get(rank, 1) - 1 for rank in of_rank)
+    local, ranks = divmod(number, math.factorial(len(of_rank)))
+    return [device for rank in permute([*of_rank], ranks) for device in permute(of_rank[rank], local)]
+
+
+def permute(things: Sequence[Any], number: int) -> list[Any]:
+    """Return the order of this number, of n! orders of n things; 0 is their own, and the first n are rotations."""
+    left, ordered = list(things), []
+    while left:
+        number, first = divmod(number, len(left))
+        left = left[first:] + left[:first]
+        ordered.append(left.pop(0))
+    return ordered
 
 
 def _close_connections(channel: AgentChannel, gloo: GlooConnections | None) -> None:
     with contextlib.suppress(AgentDisconnected):
         while True:
-            lost = channel.receive_losses().ranks
+            lost = channel.receive_losses()
             if gloo is not None:
-                gloo.close_groups_of(lost)
+                gloo.close_groups_of({rank: lost.incarnations.get(rank, 1) for rank in lost.ranks})

@@ -30,9 +30,20 @@ from jax.experimental.multihost_utils import live_devices
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 rank, step, weight, last = jax.process_index(), int(sys.argv[1]), float.fromhex(sys.argv[2]), int(sys.argv[3])
+known = None
 
 def fails():
+    open("failed", "w").close()
     {fails}
+
+def newest(states):
+    return states[jnp.argmax(states[:, 0])]
+
+def take_state(mesh, step, weight):
+    split, mine = NamedSharding(mesh, P("x")), np.array([[step, weight]], np.float32)
+    states = jax.make_array_from_callback((mesh.size, 2), split, lambda at: mine)
+    step, weight = np.asarray(jax.jit(newest, out_shardings=NamedSharding(mesh, P()))(states)).tolist()
+    return int(step), weight
 
 @jax.jit
 def train(weight, x):
@@ -40,12 +51,17 @@ def train(weight, x):
     return loss, weight - 0.1 * slope
 
 while step < last:
-    if rank == 2 and step == 20:
+    if rank == 2 and step == 20 and not os.path.exists("failed"):
         print("failing at", time.time(), flush=True)
         fails()
     try:
         with live_devices(jax.devices()) as devices:
             mesh = Mesh(np.array(devices), "x")
+            if devices != known:
+                step, weight = take_state(mesh, step, weight)
+                known = devices
+                if len(devices) == 3 and step >= 20:  # the lost rank is back
+                    last = step + 20
             data = np.random.default_rng(step).normal(size=12 * len(devices)).astype(np.float32)
             x = jax.make_array_from_callback(data.shape, NamedSharding(mesh, P("x")), lambda at: data[at])
             loss, after = map(float, train(jax.device_put(np.float32(weight), NamedSharding(mesh, P())), x))
@@ -81,7 +97,7 @@ def test_a_rank_is_lost_and_the_others_go_on_as_a_smaller_job_would(tmp_path: Pa
     assert result.code == 0, result
     assert f"rank 2 of 3 {how}" in result.err and "ranks 0-1 go on (--keep-survivors)" in result.err
     assert f"rank 2 of 3 {how}" in str(result.verdict()["details"]) and "did not come back" in result.err
-    steps = [(int(step), int(size), weight, loss) for _, step, size, weight, loss in STEP.findall(result.out)]
+    steps = steps_of(result.out)
     assert [step for step, *_ in steps] == list(range(40)) and {size for _, size, *_ in steps[:20]} == {3}
     assert {size for _, size, *_ in steps[20:]} == {2} and result.out.count("lost ProcessFailureError") == 2
     failed_at = float(re.findall(r"failing at ([\d.]+)", result.out)[0])
@@ -93,6 +109,41 @@ def test_a_rank_is_lost_and_the_others_go_on_as_a_smaller_job_would(tmp_path: Pa
     assert [tuple(found[1:]) for found in STEP.findall(smaller.out)] == [
         (str(step), str(size), weight, loss) for step, size, weight, loss in steps[20:]
     ]
+
+
+def steps_of(out: str) -> list[tuple[int, int, str, str]]:
+    """Each step with the number of devices, the state before it and its loss."""
+    return [(int(step), int(size), weight, loss) for _, step, size, weight, loss in STEP.findall(out)]
+
+
+def test_a_lost_rank_comes_back_and_the_numbers_are_those_of_a_whole_job(tmp_path: Path) -> None:
+    script = program(tmp_path, "os.kill(os.getpid(), 9)")
+    result = jaxrun(tmp_path, "-n", "3", "--keep-survivors", "--max-restarts", "2", script, *FIRST[:2], "1000000")
+    assert result.code == 0, result
+    assert "ranks 0-1 go on (--keep-survivors), and it is started again (1 of 2)" in result.err
+    assert re.search(r"rank 2 is back, [\d.]+ s after it was lost: ranks 0-2 go on", result.err), result
+    details = str(result.verdict()["details"])
+    assert re.search(r"rank 2 of 3 was killed by SIGKILL \(9\), .* and was back after [\d.]+ s", details)
+    started = [event["rank"] for event in result.events("WorkerSpawned")]
+    assert sorted(started) == [0, 1, 2, 2], "the survivors keep their processes"
+    steps = steps_of(result.out)
+    assert [step for step, *_ in steps] == list(range(len(steps)))
+    assert {size for _, size, *_ in steps[:20]} == {3} == {size for _, size, *_ in steps[-20:]}
+    assert {size for _, size, *_ in steps[20:-20]} <= {2} and result.out.count("lost") == 2
+
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    begin, _, weight, _ = steps[-20]
+    again = jaxrun(whole, "-n", "3", program(whole, "pass"), str(begin), weight, str(begin + 20))
+    assert steps_of(again.out) == steps[-20:]
+
+
+def test_without_rank_0_all_start_again(tmp_path: Path) -> None:
+    code = TRAINING.format(fails="os.kill(os.getpid(), 9)").replace("rank == 2 and", "rank == 0 and")
+    script = write(tmp_path, code)
+    result = jaxrun(tmp_path, "-n", "3", "--keep-survivors", "--max-restarts", "1", script, *FIRST)
+    assert result.code == 0 and "is back" not in result.err and "1 restart)" in result.err, result
+    assert [step for step, *_ in steps_of(result.out)] == [*range(20), *range(40)]
 
 
 def test_a_rank_may_end_early_and_a_program_that_does_not_handle_a_loss_ends_with_its_cause(tmp_path: Path) -> None:

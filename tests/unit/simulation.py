@@ -13,7 +13,14 @@ from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
 from jaxrun.controller.head.worker_assignment import Told
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import LinkId
-from jaxrun.protocol.agent_messages import AgentConnected, AgentReport, InjectFault, WorkerExited, WorkerSpawned
+from jaxrun.protocol.agent_messages import (
+    AgentConnected,
+    AgentReport,
+    InjectFault,
+    StartAgain,
+    WorkerExited,
+    WorkerSpawned,
+)
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.probe_messages import Gpus, Machine
 from jaxrun.protocol.snapshot_messages import (
@@ -102,6 +109,7 @@ class Simulation:
         learns_stall=None,
         cores=0,
         keep_survivors=False,
+        returns=0,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -163,6 +171,7 @@ class Simulation:
             "post_mortem": post_mortem,
             "cores": cores,
             "keep_survivors": keep_survivors,
+            "returns": returns,
         }
         self.head = Head(
             self.hosts, expected, limits, 0.0, agents_by_rank(size), asked=HeadOptions("127.0.0.1", **options)
@@ -298,6 +307,8 @@ class Simulation:
             case Send():
                 assert action.ranks and (action.ranks == (0,) or not isinstance(action.message, StartCoordinator))
                 self.sent.append((self.now, action.ranks, action.message))
+                if isinstance(action.message, StartAgain):
+                    self.exited = {rank: status for rank, status in self.exited.items() if rank not in action.ranks}
             case PrintLoss():
                 self.printed.append((self.now, f"rank {action.worker.rank} is lost, {action.others} go on"))
             case PrintSnapshot():

@@ -56,6 +56,7 @@ def test_the_smallest_request_has_usable_defaults():
         ({"live": True, "stdin": "1"}, "--live and --stdin 1 both read what you type"),
         ({"live": True, "no_run_dir": True}, "--live, which shows .* and --no-run-dir contradict"),
         ({"metrics": "9400", "no_run_dir": True}, "--metrics 9400, which asks the job .* and --no-run-dir contradict"),
+        ({"keep_survivors": True, "restart_on": "lost"}, "--keep-survivors and --restart-on lost contradict"),
         ({"keep_survivors": True, "lockstep": "strict"}, "--lockstep strict, with which .* and --keep-survivors"),
         *(({"stdin": rank}, "--stdin must be the number of a rank, or none") for rank in ("-1", "all", "1.5", "٣")),
     ],

@@ -48,6 +48,7 @@ def test_the_loss_of_a_rank_is_told_at_once_and_those_that_wait_for_it_are_answe
             job.handle(AgentLost(AgentId(2), "its host is gone"))
     assert losses(job) == [((0, 1, 3), (2,))]
     assert answers(job) == [((0, 1, 3), [0, 1, 3])]
+    assert [message.incarnations for _, _, message in job.sent if isinstance(message, RanksLost)] == [{2: 1}]
     if how == "raised":
         job.exit(1, 2)
         assert len(losses(job)) == 1, "its end says nothing new"

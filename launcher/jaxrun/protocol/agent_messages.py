@@ -13,6 +13,7 @@
                           ◀──────────    OutputCredit           (how much more output may be sent)
                           ◀──────────    SignalWorker
     FaultNotInjected      ──────────▶    InjectFault            (answered only if it was not possible)
+                          ◀──────────    StartAgain             (answered by WorkerSpawned)
     RankReply             ◀─────────▶    RankQuery
     ProgramDetailsReply   ◀─────────▶    ProgramDetailsRequest
     RecorderSnapshot      ──────────▶                           (as the program ends)
@@ -311,6 +312,10 @@ class InjectFault(Message, frozen=True):
     kind: FaultKind
 
 
+class StartAgain(Message, frozen=True):
+    """Start the worker again, whose process has ended, while the other ranks go on."""
+
+
 class FaultNotInjected(Message, frozen=True):
     """A fault of this kind could not be injected into this rank, for this reason."""
 
@@ -361,7 +366,7 @@ _OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
 WorkerEvent = _OfWorker | MemoryShortage | RankReply | RecorderSnapshot | ProgramDetailsReply
 HostTask = ProbePeers | CopyStaged  # done before the workers start
 AgentOrder = HostTask | StartWorkers | ClockProbe
-WorkerOrder = InjectFault | RankQuery | ProgramDetailsRequest | AgentToWorker
+WorkerOrder = InjectFault | StartAgain | RankQuery | ProgramDetailsRequest | AgentToWorker
 RankOrder = SignalWorker | WorkerOrder
 
 

@@ -7,11 +7,16 @@ heartbeats of a rank stay away; the head knows at once, and answers in its place
     LiveRanksAsked     ──────────▶                       (it has come to live_devices, and waits)
                        ◀──────────    LiveRanks          (to all of them, once all that live have come)
                        ◀──────────    RanksLost          (as soon as a rank has died)
+
+Each process of a rank has a number, its incarnation: 1, and one more each time that the rank is started again. A rank
+that was started again lives from its first LiveRanksAsked that is answered: nobody waits for it before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from msgspec import field
 
 from jaxrun.protocol.codec import Message
 
@@ -24,15 +29,19 @@ class LiveRanksAsked(Message, frozen=True):
 
 
 class LiveRanks(Message, frozen=True):
-    """The ranks that live, each with the number of its process: another one, if it was started again."""
+    """The ranks that live, each with its incarnation."""
 
     incarnations: Mapping[int, int]
 
 
 class RanksLost(Message, frozen=True):
-    """These ranks have died: whatever waits for them must not wait any longer."""
+    """These ranks have died: whatever waits for them must not wait any longer.
+
+    incarnations:  of the processes that have died, by rank; 1 for ranks that are not in it
+    """
 
     ranks: tuple[int, ...]
+    incarnations: Mapping[int, int] = field(default_factory=dict)
 
 
 SurvivorMessageToRank = LiveRanks | RanksLost

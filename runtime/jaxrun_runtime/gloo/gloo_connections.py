@@ -16,7 +16,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -49,12 +49,14 @@ class GlooConnections:
     """Opens the connections of groups for this rank, once each. A group is the ids of its devices, in order."""
 
     def __init__(self, rank: int, *, may_lose_ranks: bool = False) -> None:
-        """`may_lose_ranks`: this rank outlives others, which `close_groups_of` names."""
+        """`may_lose_ranks`: this rank outlives others, which `close_groups_of` names, and some come back."""
         self._rank = rank
         self._may_lose_ranks = may_lose_ranks
-        self._lost: set[int] = set()
+        self._lost: dict[int, int] = {}  # rank → the last incarnation of it that was lost
+        self._live: Mapping[int, int] = {}  # rank → its incarnation; 1 for ranks that are not in it
         self._change = threading.Condition()  # a rank is lost, or connections are open
-        self._ranks_of: dict[tuple[int, ...], set[int]] = {}  # of groups that are open, or are being opened
+        # Rank → incarnation, of groups that are open, or are being opened.
+        self._members: dict[tuple[int, ...], dict[int, int]] = {}
         self._connections: dict[tuple[int, ...], set[FileIdentity]] = {}
         self._seen: WeakSet[Any] = WeakSet()
         self._locks: dict[tuple[int, ...], threading.Lock] = {}
@@ -105,7 +107,7 @@ class GlooConnections:
                 return None
             connect = jax_private.compile_all_reduce(devices)
             ranks = {device.process_index for device in devices}
-            self._ranks_of[ids] = ranks
+            self._members[ids] = {rank: self._live.get(rank, 1) for rank in ranks}
             self._check(ranks)
             held = _finish(lambda: jax_private.meet(_meeting(ids), self._rank, sorted(ranks)))
             self._open.add(ids)
@@ -120,8 +122,11 @@ class GlooConnections:
 
     def _check(self, ranks: set[int]) -> None:
         """Raise JAX's error if any of these ranks is lost."""
-        if gone := ranks & self._lost:
+        if gone := self._find_lost(ranks):
             raise jax_private.runtime_error()(f"{format_ranks(gone)} {agree('was', len(gone))} lost")
+
+    def _find_lost(self, ranks: set[int]) -> set[int]:
+        return {rank for rank in ranks if self._lost.get(rank, 0) >= self._live.get(rank, 1)}
 
     def _connect_unless_lost(self, connect: Callable[[], object], ranks: set[int]) -> None:
         """Connect these ranks. Raises JAX's error at once if one is lost, for which Gloo would wait for 30 s.
@@ -142,18 +147,26 @@ class GlooConnections:
 
         threading.Thread(target=run, name="jaxrun-gloo", daemon=True).start()
         with self._change:
-            self._change.wait_for(lambda: ends or ranks & self._lost)
+            self._change.wait_for(lambda: ends or self._find_lost(ranks))
         if ends and ends[0] is not None:
             raise ends[0]
 
-    def close_groups_of(self, lost: Sequence[int]) -> None:
-        """Close the connections of all groups that these ranks were in: whatever waits there raises JAX's error."""
+    def set_live(self, incarnations: Mapping[int, int]) -> None:
+        """Note which process each of these ranks is from now on."""
+        self._live = {**self._live, **incarnations}
+
+    def close_groups_of(self, lost: Mapping[int, int]) -> None:
+        """Close the connections of all groups that these processes, rank → incarnation, were in.
+
+        Whatever waits there raises JAX's error.
+        """
         with self._change:
-            self._lost.update(lost)
+            self._lost |= {rank: max(number, self._lost.get(rank, 0)) for rank, number in lost.items()}
             self._change.notify_all()
-        groups = [ids for ids, ranks in [*self._ranks_of.items()] if ranks & self._lost]
+        members = [*self._members.items()]
+        groups = [ids for ids, ranks in members if any(ranks[rank] <= self._lost.get(rank, 0) for rank in ranks)]
         for ids in groups:
-            jax_private.give_up_meeting(_meeting(ids), self._ranks_of[ids])
+            jax_private.give_up_meeting(_meeting(ids), self._members[ids])
         closed = set[FileIdentity]().union(*(self._connections.get(ids, ()) for ids in groups))
         for connection in linux.tcp_connections():
             with connection, contextlib.suppress(OSError):

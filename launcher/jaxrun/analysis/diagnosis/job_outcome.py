@@ -91,6 +91,17 @@ class WorkerOutcome(Struct, frozen=True):
         return next((fault for fault in self.injected_faults if fault.kind == PAUSE), None)
 
 
+class RankReturn(Struct, frozen=True):
+    """How a rank has failed that was started again, and took part again at `back_at` (seconds since the epoch)."""
+
+    worker: WorkerOutcome
+    back_at: float
+
+    @property
+    def seconds(self) -> float:
+        return self.back_at - self.worker.time
+
+
 class EndReason(enum.StrEnum):
     """Why a job ended."""
 
@@ -126,6 +137,7 @@ class JobOutcome(Struct, frozen=True):
     unheard:                         no rank listens to the signal that ended the job
     unanswered:                      ranks that were killed, but whose end nobody reported in time
     lost:                            ranks without which the others went on (--keep-survivors)
+    returns:                         ranks that were lost and came back while the others went on, in order
     is_explained:                    the screen has shown who waits for whom, as these stacks show it
     shown_divergences:               the divergences that have been printed already
     raised_divergences:              the divergences that ranks were told about and raise as an exception
@@ -158,6 +170,7 @@ class JobOutcome(Struct, frozen=True):
     unheard: bool = False
     unanswered: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    returns: tuple[RankReturn, ...] = ()
     is_explained: bool = False
     shown_divergences: tuple[Divergence, ...] = ()
     raised_divergences: tuple[Divergence, ...] = ()

@@ -107,6 +107,9 @@ def decide(
 
 def _describe_losses(outcome: JobOutcome, verdict: Verdict) -> Iterator[str]:
     """Yield how each rank failed without which the others went on, unless the headline says so."""
+    for back in outcome.returns:
+        loss = phrasing.describe_loss(back.worker, verdict.hosts, outcome.run_at)
+        yield f"{loss}, and was back after {format_seconds(back.seconds)}."
     for worker in outcome.workers:
         if worker.rank in outcome.lost and worker.rank not in verdict.culprits:
             yield f"{phrasing.describe_loss(worker, verdict.hosts, outcome.run_at)}, and did not come back."

@@ -71,6 +71,7 @@ class Conclusion(Struct):
             raised_divergences=tuple(self._divergence.reports.raised),
             unanswered=self._shutdown.unanswered,
             lost=state.workers.lost,
+            returns=state.workers.returns,
             stop_requested=state.stop_requested,
             drained=frozenset(state.drained),
             faults_left=self._faults.remaining,

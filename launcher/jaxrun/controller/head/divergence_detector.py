@@ -107,6 +107,8 @@ class DivergenceDetector:
         if call.number == 0:
             self._replicated.add(call)
             return []
+        if self.reports.is_broken(call.group):
+            return []
         actions = self._matcher.add(call, now)
         self._all_ranks_wait = len(self._matcher.waiting) >= self._workers.working_count
         if call.waits_for_answer and self._all_ranks_wait:

@@ -47,6 +47,7 @@ from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
 from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.memory_shortages import MemoryShortages
 from jaxrun.controller.head.queries import RankQueries
+from jaxrun.controller.head.rank_returns import RankReturns
 from jaxrun.controller.head.requests import RequestEvent, Requests
 from jaxrun.controller.head.standstill_detector import StandstillDetector
 from jaxrun.controller.head.startup import Startup, StartupEvent
@@ -75,7 +76,7 @@ from jaxrun.protocol.flight_file import LOCKSTEP_FAIL
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
 from jaxrun.protocol.stop_messages import StopEvent
 from jaxrun.protocol.survivor_messages import LiveRanksAsked
-from jaxrun.protocol.worker_messages import Call, Done, Failed, MpiImported
+from jaxrun.protocol.worker_messages import Call, DeviceReport, Done, Failed, Hello, MpiImported
 from jaxrun.records.event_log.actions import Action, PrintLine
 from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
 
@@ -126,7 +127,8 @@ class Head:
         clocks = ClockOffsets(workers.hosts, agents) if registry is not None else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
         self._faults = FaultInjector(state, asked.chaos)
-        self._survivors = survivors = Survivors(state, divergence, are_kept=asked.keep_survivors)
+        self._returns = returns = RankReturns(state, self._startup, asked.returns)
+        self._survivors = survivors = Survivors(state, divergence, returns, are_kept=asked.keep_survivors)
         self._shutdown = shutdown = JobShutdown(state, divergence.reports, survivors)
         self._time = TimeAccounting(state)
         self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults, self._time)
@@ -232,6 +234,8 @@ class Head:
 
     def _on_startup(self, event: StartupEvent, now: float) -> list[Action]:
         if self.phase is not JobPhase.STARTING:
+            if isinstance(event, Hello | DeviceReport) and self._returns.is_under_way(event.rank):
+                return self._returns.handle(event, now)
             if isinstance(event, AgentReport):
                 self._startup.add_late(event)
             return []
@@ -289,7 +293,8 @@ class Head:
 
     def _on_spawned(self, event: WorkerSpawned, now: float) -> list[Action]:
         self._workers.add_process(event.rank)
-        return self._shutdown.kill((event.rank,)) if self.phase is JobPhase.STOPPING else []
+        is_too_late = event.rank in self._workers.returning and self.phase is not JobPhase.RUNNING
+        return self._shutdown.kill((event.rank,)) if self.phase is JobPhase.STOPPING or is_too_late else []
 
     def _on_mpi_imported(self, event: MpiImported, now: float) -> list[Action]:
         is_known, self._workers.uses_mpi = self._workers.uses_mpi, True
@@ -316,7 +321,8 @@ class Head:
 
     def _on_exited(self, event: WorkerExited, now: float) -> list[Action]:
         handed = self._remove_debugger(event.rank, now)
-        return [*handed, *self._shutdown.on_worker_exited(event, now), *self._on_program_ended(event.rank, now)]
+        ended = [*self._shutdown.on_worker_exited(event, now), *self._on_program_ended(event.rank, now)]
+        return [*handed, *ended, *self._returns.on_exited(event.rank, now)]
 
     def _remove_debugger(self, rank: int, now: float) -> list[Action]:
         return [*self._debugger.remove(rank, now), *self._editors.remove(rank, now)]

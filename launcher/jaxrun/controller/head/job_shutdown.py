@@ -71,8 +71,9 @@ class JobShutdown:
         if until is not None:
             self._state.timers.set(Timer.GRACE, until, self._on_grace_over)
         self._start_progress(now)
-        live = self._workers.live
-        return [Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
+        too_late = tuple(rank for rank in self._workers.returning if rank in self._workers.live)
+        live = tuple(rank for rank in self._workers.live if rank not in too_late)
+        return [*self.kill(too_late), Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 
     def abort(self, outcome: JobOutcome, now: float) -> list[Action]:
         """End a healthy job for a known reason: kill all workers."""
@@ -114,7 +115,7 @@ class JobShutdown:
     # ---- after a failure
 
     def on_failure(self, rank: int, now: float) -> list[Action]:
-        if rank in self._workers.lost or self._survivors.go_on_without(rank):
+        if self._survivors.go_on_without(rank):
             return self._survivors.on_loss(rank, now)
         if self._state.is_healthy:
             self._state.decide(JobOutcome(EndReason.FAILED, decided_at=now))
@@ -265,7 +266,8 @@ class JobShutdown:
         if event.status != 0 or self._state.run_at is None:
             if self._state.is_healthy:
                 return self.on_failure(event.rank, now)
-            self._fail_if_leaving(now)
+            if event.rank not in self._workers.lost:
+                self._fail_if_leaving(now)
         if self._state.phase is JobPhase.DEBUGGING and self._workers.any_live:
             return self._on_debugged_lost(event.rank, now)
         rest = self._end_teardown_if_over(now)

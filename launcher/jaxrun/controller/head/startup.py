@@ -60,6 +60,8 @@ class Startup:
         self._hellos: dict[int, Hello] = {}
         self._device_reports: dict[int, DeviceReport] = {}
         self._authority: CertificateAuthority | None = None
+        self._ready: CoordinatorReady | None = None
+        self._silent: set[int] = set()  # ranks that are started again, until their Hello
 
     @property
     def complete(self) -> bool:
@@ -82,6 +84,11 @@ class Startup:
         return next(report.platform for report in self._device_reports.values())
 
     @property
+    def local_devices(self) -> int:
+        """The number of devices of each rank, once they have joined."""
+        return next((report.local_devices for report in self._device_reports.values()), 0)
+
+    @property
     def is_checking(self) -> bool:
         """Whether agents may run --host-check."""
         return self._registry is not None and bool(self._registry.job.host_check) and not self._registry.complete
@@ -92,7 +99,7 @@ class Startup:
             self._registry.add_late(report)
 
     def has_hello(self, rank: int) -> bool:
-        return rank in self._hellos
+        return rank in self._hellos and rank not in self._silent
 
     def handle(self, event: StartupEvent) -> list[Action]:
         """Handle an event. Raises NotUniformError, UsageError or UnavailableError if the job is not as asked for."""
@@ -111,6 +118,30 @@ class Startup:
             return []
         consistency.refuse(consistency.check_device_reports(self._device_reports, self._hellos, self._expected))
         return [Send(tuple(self._hosts), Run())]
+
+    def start_again(self, rank: int) -> None:
+        """Note that another process of this rank is started while the others run."""
+        self._silent.add(rank)
+
+    def add_again(self, event: Hello | DeviceReport) -> list[Action]:
+        """Let a rank that was started again join the others, which run, and then run its program.
+
+        Raises NotUniformError if it differs from them.
+        """
+        rank = event.rank
+        if isinstance(event, DeviceReport):
+            self._device_reports[rank] = event
+            consistency.refuse(consistency.check_device_reports(self._device_reports, self._hellos, self._expected))
+            return [Send((rank,), Run())]
+        self._hellos[rank] = event
+        self._silent.discard(rank)
+        consistency.refuse(consistency.compare_hellos(self._hellos))
+        assert self._ready is not None
+        order = Join(self._ready.address, self._ready.master_port)
+        if self._authority is not None:
+            self._authority.certify(event)
+            order = replace(order, certificate=self._authority.issued[rank])
+        return [Send((rank,), order)]
 
     def describe_progress(self, seconds: float) -> str:
         """Describe the ranks for which the start-up waits after `seconds` seconds, in one line."""
@@ -205,6 +236,7 @@ class Startup:
         return [Send((0,), StartCoordinator(self._interface, certificate))]
 
     def _order_to_join(self, ready: CoordinatorReady) -> list[Action]:
+        self._ready = ready
         others = tuple(rank for rank in self._hosts if rank != ready.rank)
         order = Join(ready.address, ready.master_port)
         if self._authority is not None:

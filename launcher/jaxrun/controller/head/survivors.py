@@ -1,7 +1,8 @@
 """--keep-survivors: the death of a rank other than 0 does not end the job; the others are told, and go on.
 
 Rank 0 has JAX's coordinator, without which no rank lives on. live_devices is a barrier of the ranks that live: they
-all get the same answer once the last of them has come, or the last that has not come has died.
+all get the same answer once the last of them has come, or the last that has not come has died. A rank that was started
+again (rank_returns.py) lives again if it has come by then.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from functools import partial
 
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.rank_returns import RankReturns
 from jaxrun.controller.head.timers import Timer
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
 from jaxrun.protocol.worker_messages import Exit
 from jaxrun.records.event_log.actions import Action, PrintLoss, Send
 
-_INCARNATION = 1  # no rank is started again beside others
 _LEFT_S = 1.0  # the others may still receive what a rank that has ended well has sent to them
 
 
 class Survivors:
-    def __init__(self, state: HeadState, divergence: DivergenceDetector, *, are_kept: bool) -> None:
+    def __init__(
+        self, state: HeadState, divergence: DivergenceDetector, returns: RankReturns, *, are_kept: bool
+    ) -> None:
         self._state = state
+        self._returns = returns
         self._divergence = divergence
         self._are_kept = are_kept
         self._waiting: dict[tuple[int, ...], set[int]] = {}  # the ranks that wait, by the ranks about which they ask
@@ -31,19 +35,25 @@ class Survivors:
         return self._are_kept
 
     def go_on_without(self, rank: int) -> bool:
-        """Whether the job goes on if this rank, whose program runs, fails."""
+        """Whether the job goes on if this rank fails: its program runs, or it was started again."""
+        if rank in self._state.workers.lost and not self._returns.is_under_way(rank):
+            return True  # its end says nothing new
         is_running = self._state.phase is JobPhase.RUNNING and bool(self._state.workers.working_of((0,)))
-        return self._are_kept and rank != 0 and is_running
+        has_way = not self._returns.most or self._returns.can_start(rank)
+        return self._are_kept and rank != 0 and is_running and has_way
 
     def on_loss(self, rank: int, now: float) -> list[Action]:
-        """Tell the others that a rank has failed; only once, also if its process ends later."""
+        """Tell the others that a rank has failed; only once, also if its process ends later. Start it again."""
         workers = self._state.workers
-        if rank in workers.lost:
+        if rank in workers.lost and not self._returns.is_under_way(rank):
             return []
         workers.add_lost(rank)
         self._divergence.remove_rank(rank, now)
-        loss = PrintLoss(workers.outcome(rank, now), workers.working, self._state.run_at or now)
-        return [loss, Send(workers.working, RanksLost((rank,))), *self._answer_all_but(rank)]
+        failed, incarnation = workers.outcome(rank, now), workers.incarnation(rank)
+        starts = self._returns.on_loss(rank, now) if self._returns.most else []
+        loss = PrintLoss(failed, workers.working, self._state.run_at or now, self._returns.used, self._returns.most)
+        told = Send(workers.working, RanksLost((rank,), {rank: incarnation}))
+        return [loss, told, *self._answer_all_but(rank, now), *starts]
 
     def on_done(self, rank: int) -> list[Action]:
         """Let a rank whose program has ended well leave at once: those that need it then see that it is gone."""
@@ -53,32 +63,36 @@ class Survivors:
         """Answer those that have waited in live_devices for this rank, whose program has ended."""
         if self._are_kept and rank not in self._state.workers.lost and self._state.phase is JobPhase.RUNNING:
             self._state.timers.set(Timer.LEFT, now + _LEFT_S, partial(self._on_left, rank), of=rank)
-        return self._answer_all_but(rank)
+        return self._answer_all_but(rank, now)
 
     def _on_left(self, rank: int, now: float) -> list[Action]:
         """Tell those that still work, and may wait for it, that a rank has ended well."""
         others = self._state.workers.working
-        return [Send(others, RanksLost((rank,)))] if others and self._state.phase is JobPhase.RUNNING else []
+        lost = RanksLost((rank,), {rank: self._state.workers.incarnation(rank)})
+        return [Send(others, lost)] if others and self._state.phase is JobPhase.RUNNING else []
 
-    def _answer_all_but(self, gone: int) -> list[Action]:
+    def _answer_all_but(self, gone: int, now: float) -> list[Action]:
         """Answer those that have waited for this rank only, which waits no longer itself."""
         self._forget(gone)
-        return [action for ranks in tuple(self._waiting) for action in self._answer(ranks)]
+        return [action for ranks in tuple(self._waiting) for action in self._answer(ranks, now)]
 
     def handle(self, event: LiveRanksAsked, now: float) -> list[Action]:
         self._forget(event.rank)  # whatever has ended an earlier wait
         self._waiting.setdefault(event.ranks, set()).add(event.rank)
-        return self._answer(event.ranks)
+        return self._answer(event.ranks, now)
 
     def _forget(self, rank: int) -> None:
         for waiting in self._waiting.values():
             waiting.discard(rank)
 
-    def _answer(self, ranks: tuple[int, ...]) -> list[Action]:
+    def _answer(self, ranks: tuple[int, ...], now: float) -> list[Action]:
         """Answer all that ask about these ranks, if those of them that live all do."""
-        live, waiting = self._state.workers.working_of(ranks), self._waiting[ranks]
-        if not live <= waiting:
+        workers, waiting = self._state.workers, self._waiting[ranks]
+        if not workers.working_of(ranks) <= waiting:
             return []
-        del self._waiting[ranks]
-        answer = LiveRanks(dict.fromkeys(sorted(live), _INCARNATION))
-        return [Send(tuple(sorted(waiting)), answer)] if waiting else []
+        is_running = self._state.phase is JobPhase.RUNNING and bool(workers.working_count)
+        back = self._returns.admit(waiting, now) if is_running else []
+        live = workers.working_of(ranks)
+        waiting -= live
+        answer = LiveRanks({rank: workers.incarnation(rank) for rank in sorted(live)})
+        return [*back, *([Send(tuple(sorted(live)), answer)] if live else [])]

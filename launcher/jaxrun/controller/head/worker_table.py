@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.helpers import LostPoolWorker
-from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, RankReturn, WorkerOutcome
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Interrupted, PoolWorkerDied, SignalHandlers, ThreadFailed
@@ -19,6 +19,7 @@ _MAX_POOL_WORKERS = 8  # the last ones that have died are remembered
 
 
 class _Worker(Struct):
+    incarnation: int = 1
     spawned: bool = False
     finished: bool = False
     killed_by_launcher: bool = False
@@ -46,6 +47,8 @@ class WorkerTable:
         self._live: set[int] = set()
         self._working: set[int] = set()
         self._lost: set[int] = set()
+        self._returning: dict[int, WorkerOutcome] = {}  # how the process before has failed
+        self._returns: list[RankReturn] = []
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -64,8 +67,43 @@ class WorkerTable:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The ranks that have failed while the others went on (--keep-survivors)."""
+        """The ranks that have failed while the others went on (--keep-survivors), and are not back."""
         return tuple(sorted(self._lost))
+
+    @property
+    def returning(self) -> tuple[int, ...]:
+        """The lost ranks that were started again."""
+        return tuple(sorted(self._returning))
+
+    @property
+    def returns(self) -> tuple[RankReturn, ...]:
+        """How ranks have failed that take part again, in the order of their returns."""
+        return tuple(self._returns)
+
+    @property
+    def disturbed(self) -> set[int]:
+        """The ranks that are lost, or were: their processes and the others' have not made the same calls."""
+        return self._lost.union(past.worker.rank for past in self._returns)
+
+    def incarnation(self, rank: int) -> int:
+        """Return the number of the rank's process, from 1."""
+        return self._workers[rank].incarnation
+
+    def is_agent_lost(self, rank: int) -> bool:
+        return self._workers[rank].lost_reason != ""
+
+    def start_again(self, rank: int, now: float) -> None:
+        """Note that another process of this lost rank, whose own has ended, is being started."""
+        self._returning[rank] = self.outcome(rank, now)
+        self._workers[rank] = _Worker(self._workers[rank].incarnation + 1, spawned=True)
+
+    def add_return(self, rank: int, now: float) -> RankReturn:
+        """Note that a rank takes part again."""
+        self._lost.discard(rank)
+        self._working.add(rank)
+        back = RankReturn(self._returning.pop(rank), now)
+        self._returns.append(back)
+        return back
 
     def add_lost(self, rank: int) -> None:
         """Note that the others go on without this rank, whose process may take a while to end."""
@@ -144,7 +182,8 @@ class WorkerTable:
         self._workers[rank].spawned = True
         if not self.has_ended(rank):
             self._live.add(rank)
-            self._working.add(rank)
+            if rank not in self._lost:
+                self._working.add(rank)
 
     def add_done(self, rank: int, now: float) -> None:
         self._workers[rank].finished = True
@@ -154,6 +193,7 @@ class WorkerTable:
     def add_failure(self, failure: Failed, now: float) -> None:
         if not self._workers[failure.rank].asked_to_end:
             self._workers[failure.rank].failure = failure
+            self._returning.pop(failure.rank, None)
         self._set_end_time(failure.rank, now)
 
     def add_report(self, report: WorkerReport, now: float) -> list[Action]:
@@ -177,6 +217,8 @@ class WorkerTable:
         self._remove_process(event.rank)
         if event.status != 0 and worker.failure is None and not worker.killed_by_launcher:
             worker.ends_at = None  # that its program had finished well says nothing about this end
+        if event.status != 0 and not worker.killed_by_launcher:
+            self._returning.pop(event.rank, None)
         self._set_end_time(event.rank, now)
 
     def add_loss(self, rank: int, reason: str, now: float, *, by_launcher: bool = False) -> None:
@@ -185,6 +227,7 @@ class WorkerTable:
         worker.lost_reason = reason
         worker.killed_by_launcher |= by_launcher and worker.failure is None
         self._remove_process(rank)
+        self._returning.pop(rank, None)
         if worker.failure is None:
             worker.ends_at = None
         self._set_end_time(rank, now)
@@ -214,7 +257,8 @@ class WorkerTable:
         worker.injected_faults = [fault for fault in worker.injected_faults if fault.kind != kind]
 
     def outcomes(self, now: float) -> tuple[WorkerOutcome, ...]:
-        return tuple(self.outcome(rank, now) for rank in self._workers)
+        """Return all outcomes: of a rank that was started again and has not failed again by itself, the one before."""
+        return tuple(self._returning.get(rank) or self.outcome(rank, now) for rank in self._workers)
 
     def outcome(self, rank: int, now: float) -> WorkerOutcome:
         worker = self._workers[rank]

@@ -88,6 +88,8 @@ def _format_loss(loss: PrintLoss, hosts: Mapping[int, str]) -> str:
     what = describe_loss(loss.worker, hosts, loss.run_at)
     failure = loss.worker.failure
     others = f"{format_ranks(loss.others)} {agree('goes', len(loss.others))} on (--keep-survivors)"
+    if loss.most:
+        others += f", and it is started again ({loss.restart} of {loss.most})"
     return f"{what}; {others}" + (f"\n{failure.traceback.rstrip()}" if failure is not None else "")
 
 

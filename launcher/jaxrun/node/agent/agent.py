@@ -20,6 +20,7 @@ from jaxrun.node.agent.memory_watch import INTERVAL_S, MemoryWatch
 from jaxrun.node.agent.mpi_memory import MpiMemory
 from jaxrun.node.agent.oom import OomWatch
 from jaxrun.node.agent.pipes import OutputPipes, OutputSink, Pipe
+from jaxrun.node.agent.process_tree import kill_rest_of_group
 from jaxrun.node.agent.prompt_watch import PromptWatch
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
@@ -34,6 +35,7 @@ from jaxrun.protocol.agent_messages import (
     InjectFault,
     RankOrder,
     SignalWorker,
+    StartAgain,
     WorkerExited,
     WorkerOrder,
 )
@@ -133,6 +135,8 @@ class Agent:
             case InjectFault():
                 if reason := worker.inject_fault(message.kind):
                     self._report(FaultNotInjected(rank, message.kind, reason))
+            case StartAgain():
+                self._start_again(rank)
             case RankQuery():
                 if message.detail is RankDetail.SIGTERM:
                     self._pipes.read_ready()  # the line that tells was written a moment before
@@ -166,6 +170,23 @@ class Agent:
         for worker in self._workers:
             self._loop.add_reader(worker.pipes.channel.fileno(), MESSAGES, partial(self._on_channel, worker))
             self._pipes.add(worker.rank, worker.pipes.out, worker.pipes.err)
+        self._report_all(events)
+
+    def _start_again(self, rank: int) -> None:
+        """Start another process for a rank whose process has ended, and kill what that has left."""
+        ended = self._workers[rank]
+        if ended.live or ended.pid == 0:  # the head has not been told of its end: the order is not for this process
+            return
+        kill_rest_of_group(ended.child)
+        self._pipes.end(rank)
+        events = self._workers.start_again(rank)
+        server = self._workers.fork_server
+        if server is not None and not self._loop.has_reader(server.channel.fileno()):
+            self._loop.add_reader(server.channel.fileno(), MESSAGES, self._on_fork_server)
+        if rank in self._workers.ranks:
+            worker = self._workers[rank]
+            self._loop.add_reader(worker.pipes.channel.fileno(), MESSAGES, partial(self._on_channel, worker))
+            self._pipes.add(rank, worker.pipes.out, worker.pipes.err)
         self._report_all(events)
 
     def _pause_or_resume_output(self) -> None:

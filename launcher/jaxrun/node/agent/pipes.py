@@ -116,6 +116,15 @@ class OutputPipes:
             if self._read_rest(pipe):
                 self._remove_pipe(pipe)
 
+    def end(self, rank: int) -> None:
+        """Deliver everything that an ended worker left in its pipes, and read them no more: another one follows."""
+        self.finish(rank)
+        for pipe in list(self._open.get(rank, ())):  # a process outside of its group holds it open
+            self._output.end_stream(rank, pipe.stream)
+            self._remove_pipe(pipe)
+        self._hidden.discard(rank)
+        self._output.logs.forget_stderr(rank)
+
     def hide(self, rank: int) -> None:
         """Stop showing this rank's output: further output goes only to its log."""
         self.finish(rank)

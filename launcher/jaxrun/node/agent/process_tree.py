@@ -73,6 +73,12 @@ def kill_group(group: int) -> None:
         kill(pid)
 
 
+def kill_rest_of_group(group: int) -> None:
+    """Kill what a leader, which has been reaped, has left in its process group, resource trackers included."""
+    for pid in procfs.group_members(group):
+        kill(pid)
+
+
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)

@@ -21,6 +21,7 @@ from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.forkserver import early
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import StartFailed, WorkerEvent, WorkerSpawned
+from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.forkserver_messages import Preloaded, WorkerForked
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class WorkerGroup:
         self._fork_server = fork_server
         self._on_forked = on_forked
         self._keep_server = keep_server
+        self._kept = fork_server if keep_server else None
         self._requests: deque[tuple[bytes, WorkerEnds]] = deque()
         self._workers: dict[int, WorkerProcess] = {}
         self.declined = ""  # why the fork server does not fork
@@ -93,6 +95,25 @@ class WorkerGroup:
         self._send_requests(_CONCURRENT_FORKS)
         return []
 
+    def start_again(self, rank: int) -> list[WorkerEvent]:
+        """Start the worker of this rank again, as `start` does; its process has ended, and its pipes are read."""
+        worker = next(each for each in self.setup.workers if each.rank == rank)
+        self._workers[rank].pipes.close()
+        server = self._fork_server or self._kept
+        if server is None or server.closed or server.has_gone:
+            return self._start_one(worker)
+        try:
+            pipes, message, ends = spawn.fork_request(self.setup, worker)
+        except OSError as error:
+            return [self._start_failed(rank, error)]
+        self._workers[rank] = WorkerProcess(rank, pipes)
+        self._fork_server = server
+        self._requests.append((message, ends))
+        with contextlib.suppress(OSError):  # it has gone: the end of its channel will say so
+            server.begin_attempt(1)
+        self._send_requests(1)
+        return []
+
     def receive_forked(self) -> list[WorkerEvent | Preloaded]:
         """Handle the answers of the fork server. If they set `declined`, `start_fresh` must replace all workers."""
         assert self._fork_server is not None
@@ -109,14 +130,21 @@ class WorkerGroup:
         self._workers.clear()
         events: list[WorkerEvent] = []
         for worker in self.setup.workers:
-            try:
-                pid, pipes = spawn.spawn(self.setup, worker)
-            except OSError as error:
-                return [*events, self._start_failed(worker.rank, error)]
-            wrapper = pid if self.setup.wrap else 0
-            self._workers[worker.rank] = WorkerProcess(worker.rank, pipes, pid, wrapper=wrapper)
-            events.append(WorkerSpawned(worker.rank, pid))
+            events += self._start_one(worker)
+            if worker.rank not in self._workers:
+                break
         return events
+
+    def _start_one(self, worker: WorkerEnv) -> list[WorkerEvent]:
+        """Start one worker in an interpreter of its own; if that fails, the rank has no worker."""
+        self._workers.pop(worker.rank, None)
+        try:
+            pid, pipes = spawn.spawn(self.setup, worker)
+        except OSError as error:
+            return [self._start_failed(worker.rank, error)]
+        wrapper = pid if self.setup.wrap else 0
+        self._workers[worker.rank] = WorkerProcess(worker.rank, pipes, pid, wrapper=wrapper)
+        return [WorkerSpawned(worker.rank, pid)]
 
     def close(self) -> None:
         """Let go of the workers, which have ended, and remove what they have shared in memory."""

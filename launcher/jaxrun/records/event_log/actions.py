@@ -64,11 +64,16 @@ class PrintStallNotice(Struct, frozen=True):
 
 
 class PrintLoss(Struct, frozen=True):
-    """Print how a rank has failed without which these others go on; the program started at `run_at`."""
+    """Print how a rank has failed without which these others go on; the program started at `run_at`.
+
+    restart, most:  the rank is started again, for the time of this number of so many; 0 if it is not
+    """
 
     worker: WorkerOutcome
     others: tuple[int, ...]
     run_at: float
+    restart: int = 0
+    most: int = 0
 
 
 class AnswerRequest(Struct, frozen=True):
@@ -76,6 +81,18 @@ class AnswerRequest(Struct, frozen=True):
 
     number: str
     answer: Answer
+
+
+class RecordReturn(Message, frozen=True):
+    """Log that a rank takes part again, which was lost and started again (--keep-survivors with --max-restarts).
+
+    incarnation:  of its process, from 2
+    seconds:      since its failure
+    """
+
+    rank: int
+    incarnation: int
+    seconds: float
 
 
 class RecordDivergence(Message, frozen=True):
@@ -164,6 +181,7 @@ Action = (
     | AnswerRequest
     | RecordClock
     | RecordDivergence
+    | RecordReturn
     | RecordStraggler
     | RecordTime
     | ShowTerminalText

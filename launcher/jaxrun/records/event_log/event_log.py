@@ -34,6 +34,7 @@ from jaxrun.records.event_log.actions import (
     PrintStallNotice,
     RecordClock,
     RecordDivergence,
+    RecordReturn,
     RecordStraggler,
     RecordTime,
     Send,
@@ -61,6 +62,7 @@ LoggedMessage = (
     | RanksLost
     | RecordClock
     | RecordDivergence
+    | RecordReturn
     | RecordTime
     | Straggler
 )

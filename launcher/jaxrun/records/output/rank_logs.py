@@ -90,6 +90,10 @@ class RankLogs:
             data = data[data.find(b"\n") + 1 :]
         return without_colours(data.decode(errors="replace"))
 
+    def forget_stderr(self, rank: int) -> None:
+        """Forget the end of the rank's stderr: another process of the rank writes from now on."""
+        self._stderr.pop(rank, None)
+
     def crash_dump(self, rank: int) -> str:
         """Return the fault handler's dump on the worker's stderr, if the program has redirected it there."""
         data = self._stderr.get(rank, b"")

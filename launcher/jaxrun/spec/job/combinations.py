@@ -37,6 +37,7 @@ _EXCLUSIVE = (
     _Exclusive("debug_post_mortem", "max_restarts"),
     _Exclusive("keep_survivors", "pdb"),
     _Exclusive("keep_survivors", "debug_post_mortem"),
+    _Exclusive("keep_survivors", "restart_on"),
     _Exclusive("lockstep", "keep_survivors", ", with which each call waits for all ranks,", LOCKSTEP_STRICT),
     _Exclusive("debug", "no_run_dir"),
     _Exclusive("debug_post_mortem", "no_run_dir"),

@@ -97,7 +97,7 @@ class WorkerOptions(OptionValues, frozen=True, kw_only=True):
     keep_survivors = option(
         "--keep-survivors",
         FLAG,
-        "The failure of a rank other than 0 does not end the job: the others are told, and go on. The program must "
-        "use JAX's live_devices (docs/survivors.md).",
+        "The failure of a rank other than 0 does not end the job: the others are told, and go on; with --max-restarts "
+        "it is started again. The program must use JAX's live_devices (docs/survivors.md).",
         group=FAILURE,
     )

@@ -1,0 +1,121 @@
+"""Takes lost ranks back while the others run: --keep-survivors with --max-restarts.
+
+    on_loss ──▶ ENDING ──its process has ended: StartAgain──▶ JOINING ──Run──▶ RUNNING ──live_devices──▶ back
+                   ▲                                             │                │
+                   └──────────────── it fails again ─────────────┴────────────────┘
+
+Nobody waits for a rank that is not back: the others go on, and it takes part from its first live_devices that they all
+have come to. If they end before that, it is killed.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import signal
+from collections.abc import Iterable
+from functools import partial
+
+from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.startup import Startup
+from jaxrun.controller.head.timers import Timer
+from jaxrun.errors import NotUniformError
+from jaxrun.protocol.agent_messages import StartAgain
+from jaxrun.protocol.worker_messages import DeviceReport, Hello
+from jaxrun.records.event_log.actions import Action, PrintLine, RecordReturn, Send, SignalRanks
+from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds
+
+_MANY = 10  # things have more orders than a job has restarts
+
+
+class _Stage(enum.Enum):
+    ENDING = enum.auto()  # its process, which has failed, runs its exit handlers
+    JOINING = enum.auto()
+    RUNNING = enum.auto()  # its program has not come to live_devices
+
+
+class RankReturns:
+    def __init__(self, state: HeadState, startup: Startup, most: int) -> None:
+        """`most`: how many times ranks can be started again, all together; 0 if they never are."""
+        self._state = state
+        self._startup = startup
+        self.most = most
+        self.used = 0
+        self._stages: dict[int, _Stage] = {}
+
+    def can_start(self, rank: int) -> bool:
+        """Whether this rank can be started again now that it fails."""
+        has_agent = not self._state.workers.is_agent_lost(rank)
+        return has_agent and self.used < min(self.most, self._orders() - 1)
+
+    def _orders(self) -> float:
+        """Return how many orders live_devices has: on CPU, each return needs another (jaxrun_runtime/live_ranks.py)."""
+        if self._state.platform != "cpu":
+            return math.inf
+        counts = (len(self._state.workers.hosts), self._startup.local_devices)
+        return math.prod(math.factorial(min(count, _MANY)) for count in counts)
+
+    def is_under_way(self, rank: int) -> bool:
+        """Whether a new process of the rank exists, or will soon, that is not back."""
+        return self._stages.get(rank) in (_Stage.JOINING, _Stage.RUNNING)
+
+    def on_loss(self, rank: int, now: float) -> list[Action]:
+        """Start a rank again that has failed, once its process has ended."""
+        self.used += 1
+        self._stages[rank] = _Stage.ENDING
+        if self._state.workers.has_ended(rank):
+            return self._start(rank, now)
+        grace = self._state.limits.grace
+        self._state.timers.set(Timer.RETURN, now + grace, partial(self._on_late, rank), of=rank)
+        return []
+
+    def on_exited(self, rank: int, now: float) -> list[Action]:
+        is_awaited = self._stages.get(rank) is _Stage.ENDING and self._state.phase is JobPhase.RUNNING
+        return self._start(rank, now) if is_awaited else []
+
+    def _start(self, rank: int, now: float) -> list[Action]:
+        self._state.workers.start_again(rank, now)
+        self._startup.start_again(rank)
+        self._state.flights.pop(rank, None)
+        self._stages[rank] = _Stage.JOINING
+        limit = self._state.limits.init
+        self._state.timers.set(Timer.RETURN, now + limit, partial(self._on_late, rank), of=rank)
+        return [Send((rank,), StartAgain())]
+
+    def _on_late(self, rank: int, now: float) -> list[Action]:
+        """Kill a process that does not end, or has not joined in time; its end then counts as a failure of its own."""
+        return [SignalRanks((rank,), signal.SIGKILL)] if rank in self._state.workers.live else []
+
+    def handle(self, event: Hello | DeviceReport, now: float) -> list[Action]:
+        """Let the rank join and run, unless the job ends, or the rank differs from the others."""
+        if self._state.phase is not JobPhase.RUNNING:
+            return self.kill((event.rank,))
+        try:
+            actions = self._startup.add_again(event)
+        except NotUniformError as error:
+            self.used = self.most
+            return [PrintLine(f"{self._name(event.rank)} cannot come back: {error}"), *self.kill((event.rank,))]
+        if isinstance(event, DeviceReport):
+            self._stages[event.rank] = _Stage.RUNNING
+            self._state.timers.cancel_one(Timer.RETURN, event.rank)
+        return actions
+
+    def admit(self, ranks: Iterable[int], now: float) -> list[Action]:
+        """Let those of these ranks take part again that are under way, and say so."""
+        actions: list[Action] = []
+        for rank in sorted(rank for rank in ranks if self._stages.get(rank) is _Stage.RUNNING):
+            del self._stages[rank]
+            back, workers = self._state.workers.add_return(rank, now), self._state.workers
+            actions.append(RecordReturn(rank, workers.incarnation(rank), back.seconds))
+            text = f"{self._name(rank)} is back, {format_seconds(back.seconds)} after it was lost"
+            actions.append(PrintLine(f"{text}: {format_ranks(workers.working)} go on"))
+        return actions
+
+    def kill(self, ranks: Iterable[int]) -> list[Action]:
+        """Kill ranks that are not back and will not be."""
+        ranks = tuple(rank for rank in ranks if rank in self._state.workers.live)
+        self._state.workers.mark_killed(ranks)
+        return [SignalRanks(ranks, signal.SIGKILL)] if ranks else []
+
+    def _name(self, rank: int) -> str:
+        return format_ranks_on_hosts((rank,), self._state.workers.hosts)

@@ -1,0 +1,191 @@
+"""--keep-survivors with --max-restarts: the head starts a lost rank again, and takes it back in live_devices."""
+
+import itertools
+import signal
+
+import pytest
+
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import StartAgain, WorkerExited, WorkerSpawned
+from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
+from jaxrun.protocol.worker_messages import Exit, Join, Run
+from jaxrun.records.event_log.events import AgentLost
+from jaxrun_runtime.live_ranks import order_devices, permute
+
+ALL = (0, 1, 2, 3)
+
+
+def sent(job, kind, rank):
+    return [message for _, ranks, message in job.sent if isinstance(message, kind) and rank in ranks]
+
+
+def asks(job, *ranks, about=ALL):
+    return job.handle(*(LiveRanksAsked(rank, about) for rank in ranks))
+
+
+def answer(job):
+    """The last answer of live_devices: who has got it, and the incarnations."""
+    found = [(ranks, dict(message.incarnations)) for _, ranks, message in job.sent if isinstance(message, LiveRanks)]
+    return found[-1] if found else None
+
+
+def start_again(job, rank):
+    """What the rank does from the order to start it until its program runs."""
+    job.handle(WorkerSpawned(rank, 2000 + rank), job.hello(rank, pid=2000 + rank), job.device_report(rank))
+
+
+@pytest.fixture
+def job(simulate):
+    return simulate(4, keep_survivors=True, returns=2).run()
+
+
+def test_a_lost_rank_alone_is_started_again_joins_and_is_taken_back_in_live_devices(job):
+    before = len(sent(job, Run, 2))
+    job.wait(1.0).exit(-9, 2)
+    assert len(sent(job, StartAgain, 2)) == 1 and not any(sent(job, StartAgain, rank) for rank in (0, 1, 3))
+    asks(job, 0, 1, 3)
+    assert answer(job) == ((0, 1, 3), {0: 1, 1: 1, 3: 1}), "nobody waits for it while it starts"
+    job.wait(0.5)
+    start_again(job, 2)
+    assert sent(job, Join, 2)[-1].address == "127.0.0.1:4711" and len(sent(job, Run, 2)) == before + 1
+    asks(job, 0, 1, 3)
+    assert answer(job)[1] == {0: 1, 1: 1, 3: 1}, "nor until it has come"
+    asks(job, 2)
+    assert len(job.lines) == 1, job.lines
+    asks(job, 0, 1, 3)
+    assert answer(job) == (ALL, {0: 1, 1: 1, 2: 2, 3: 1})
+    assert job.lines[-1] == "rank 2 is back, 0.50 s after it was lost: ranks 0-3 go on"
+    asks(job, 0, 1, 3)
+    assert answer(job)[0] == ALL
+    asks(job, 2)
+    assert len([1 for _, _, message in job.sent if isinstance(message, LiveRanks)]) == 4, "a full member again"
+    job.done(*ALL).exit(0, 1, 2, 3)
+    job.exit(0, 0)
+    assert job.outcome.reason == "ok" and job.outcome.lost == ()
+    assert [(back.worker.rank, back.worker.status, back.seconds) for back in job.outcome.returns] == [(2, -9, 0.5)]
+    assert (
+        "rank 2 of 4 was killed by SIGKILL (9), 1.0 s into the run, and was back after 0.50 s." in job.verdict.details
+    )
+
+
+def test_its_second_loss_is_told_with_its_incarnation_and_no_restart_left_ends_the_attempt(job):
+    for incarnation in (1, 2):
+        job.exit(-9, 2)
+        assert sent(job, RanksLost, 0)[-1].incarnations == {2: incarnation}
+        start_again(job, 2)
+        asks(job, *ALL)
+        assert answer(job)[1][2] == incarnation + 1
+    job.exit(-9, 2).wait(1)
+    assert job.outcome.reason == "failed" and job.verdict.culprits == (2,)
+
+
+def test_a_rank_that_has_raised_is_started_once_its_process_has_ended(job):
+    job.handle(job.failure(2))
+    assert not sent(job, StartAgain, 2) and len(sent(job, RanksLost, 0)) == 1
+    job.exit(1, 2)
+    assert len(sent(job, StartAgain, 2)) == 1 and len(sent(job, RanksLost, 0)) == 1
+
+
+def test_a_process_that_does_not_end_after_its_failure_is_killed(job):
+    job.handle(job.failure(2)).wait(6)
+    assert job.kills() == [(5000, (2,))] and len(sent(job, StartAgain, 2)) == 1
+
+
+def test_a_rank_that_dies_while_it_joins_is_started_again_as_long_as_restarts_are_left(job):
+    job.exit(-9, 2).handle(WorkerSpawned(2, 2002)).exit(-11, 2)
+    assert len(sent(job, StartAgain, 2)) == 2
+    job.handle(WorkerSpawned(2, 3002)).exit(-11, 2).wait(1)
+    assert job.outcome.reason == "failed" and job.outcome.workers[2].status == -11
+
+
+def test_a_rank_that_does_not_join_in_time_is_killed_and_that_counts(simulate):
+    job = simulate(4, keep_survivors=True, returns=1, init=20.0).run().exit(-9, 2)
+    job.handle(WorkerSpawned(2, 2002)).wait(21)
+    assert job.kills()[0] == (20_000, (2,)) and job.outcome.reason == "failed"
+
+
+def test_a_rank_that_differs_from_the_others_cannot_come_back_and_the_attempt_ends_with_the_first_cause(job):
+    job.exit(-9, 2).handle(WorkerSpawned(2, 2002), job.hello(2, program_hash="f" * 16)).wait(1)
+    assert any("rank 2 cannot come back: the processes differ in program" in line for line in job.lines)
+    assert job.outcome.reason == "failed" and job.verdict.culprits == (2,) and job.outcome.workers[2].status == -9
+
+
+@pytest.mark.parametrize("how", ["rank 0", "host"])
+def test_without_rank_0_or_the_host_of_the_lost_rank_the_attempt_ends(job, how):
+    if how == "rank 0":
+        job.exit(-9, 2).exit(-9, 0)
+    else:
+        job.handle(AgentLost(AgentId(2), "its host is gone"))
+    job.wait(1)
+    assert job.outcome.reason == "failed" and 2 in job.verdict.culprits
+    assert not sent(job, StartAgain, 2) or how == "rank 0"
+
+
+def test_a_rank_that_is_not_back_when_the_others_end_is_killed_and_does_not_count(job):
+    job.exit(-9, 2)
+    start_again(job, 2)
+    job.done(0, 1, 3)
+    assert job.kills() and job.kills()[-1][1] == (2,) and set(job.ranks_sent(Exit)) == {1, 3}
+    job.wait(0.1).exit(0, 1, 3)
+    job.exit(0, 0)
+    assert job.outcome.reason == "ok" and job.outcome.lost == (2,) and job.outcome.workers[2].status == -9
+    assert any("did not come back" in line for line in job.verdict.details)
+
+
+def test_a_process_that_appears_after_the_others_have_ended_is_killed(job):
+    job.exit(-9, 2).done(0, 1, 3).handle(WorkerSpawned(2, 2002))
+    assert job.kills() == [(0, (2,))]
+
+
+def test_a_signal_ends_a_rank_that_is_on_its_way_back(job):
+    job.exit(-9, 2).handle(WorkerSpawned(2, 2002)).listen(0, 1, 3).interrupt(signal.SIGTERM)
+    job.handle(job.hello(2))
+    assert (2,) in [ranks for _, ranks in job.kills()] and len(sent(job, Join, 2)) == 1
+
+
+def test_two_ranks_that_die_at_once_both_come_back(job):
+    job.handle(WorkerExited(1, -9), WorkerExited(2, -9))
+    start_again(job, 1)
+    asks(job, 1, 0, 3)
+    assert answer(job) == ((0, 1, 3), {0: 1, 1: 2, 3: 1})
+    start_again(job, 2)
+    asks(job, 2, 0, 1, 3)
+    assert answer(job) == (ALL, {0: 1, 1: 2, 2: 2, 3: 1})
+
+
+def test_on_cpu_two_ranks_of_one_device_have_one_return_since_they_have_two_orders(simulate):
+    job = simulate(2, keep_survivors=True, returns=5).run().exit(-9, 1)
+    start_again(job, 1)
+    asks(job, 1, 0, about=(0, 1))
+    assert answer(job)[1] == {0: 1, 1: 2}
+    job.exit(-9, 1).wait(1)
+    assert job.outcome.reason == "failed"
+
+
+class Device:
+    def __init__(self, rank, local, platform="cpu"):
+        self.process_index, self.id, self.platform = rank, 100 * rank + local, platform
+
+
+@pytest.mark.parametrize(("ranks", "local"), [(2, 1), (3, 1), (4, 1), (2, 3), (3, 2)])
+def test_no_order_of_devices_comes_twice_and_the_devices_of_a_rank_stay_together(ranks, local):
+    devices = [Device(rank, number) for rank in range(ranks) for number in range(local)]
+    orders = len(list(itertools.permutations(range(ranks)))) * len(list(itertools.permutations(range(local))))
+    seen = set()
+    for number in range(orders):
+        ordered = order_devices(devices, {ranks - 1: number + 1})
+        seen.add(tuple(device.id for device in ordered))
+        blocks = [rank for rank, _ in itertools.groupby(device.process_index for device in ordered)]
+        assert sorted(blocks) == list(range(ranks)) and sorted(ordered, key=lambda one: one.id) == devices
+    assert len(seen) == orders and tuple(device.id for device in devices) in seen
+    assert order_devices(devices, {}) == devices
+
+
+def test_on_gpus_the_order_stays():
+    devices = [Device(rank, 0, "gpu") for rank in range(3)]
+    assert order_devices(devices, {2: 2}) == devices
+
+
+def test_the_first_orders_are_rotations():
+    assert [permute("abc", number) for number in range(3)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    assert len({tuple(permute("abcd", number)) for number in range(24)}) == 24
