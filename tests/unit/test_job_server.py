@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -51,6 +52,7 @@ from jaxrun.records.event_log.events import (
     RequestEnded,
     SignalRequested,
 )
+from jaxrun.records.rundir.job_requests import stop
 from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 JOB_ID = "ab" * 16
@@ -502,7 +504,8 @@ def test_the_final_answer_is_returned_and_earlier_ones_are_shown(ends: Ends) -> 
 UNANSWERED = {
     "no answer comes": ([], r"the launcher \(process 4711\) has not answered in 0\.01 s; is it stopped\?"),
     "the job ends": ([JobEnded("{}")], "the job ended before it answered; to see how it went: jaxrun explain"),
-    "it is another version": ([Greeting(99)], "it speaks version 99, not 2"),
+    "it is newer": ([Greeting(99)], "it is of a newer jaxrun, and its socket speaks version 99, not 2; ask with"),
+    "it is older": ([Greeting(1), Dropped("?")], "it is of an older jaxrun, and its socket speaks version 1, not 2"),
     "it was dropped": ([Dropped("64 others")], "cannot be asked: 64 others"),
     "it is no launcher": ([Ask(1, OverviewRequest())], "it is of another version of jaxrun: a frame is of no known"),
 }
@@ -515,6 +518,53 @@ def test_what_is_not_answered_says_why(ends: Ends, frames: list[object], text: s
     with pytest.raises(UnavailableError, match=text):
         job.ask(OverviewRequest(), 0.01)
     assert job.is_running == (not frames)
+
+
+def frame_of_version_1(kind: str, **fields: object) -> bytes:
+    return framed(json.dumps({"v": 2, "type": kind, **fields}, separators=(",", ":")).encode())
+
+
+def read_by_version_1(frames: bytes) -> list[dict[str, object]]:
+    """What the jaxrun of the first version of the socket makes of bytes; asserts that it would read each frame."""
+    fields = {"Greeting": {"version", "job_id"}, "Dropped": {"reason"}}
+    read = []
+    while frames:
+        (length,) = struct.unpack_from("!I", frames)
+        content, frames = json.loads(frames[4 : 4 + length]), frames[4 + length :]
+        assert content.pop("v") == 2 and content.keys() - {"type"} == fields[content["type"]]
+        read.append(content)
+    return read
+
+
+def test_an_older_client_reads_why_it_gets_no_answer(job: Job) -> None:
+    peer = job.connect()
+    peer.link.sendall(frame_of_version_1("Greeting", version=1, job_id="") + frame_of_version_1("Follow"))
+    job.run()
+    greeting, dropped = read_by_version_1(peer.link.recv(2**16))
+    assert greeting == {"type": "Greeting", "version": SOCKET_VERSION, "job_id": JOB_ID}
+    assert dropped == {
+        "type": "Dropped",
+        "reason": "it is of an older jaxrun, and speaks version 1 of this socket, not 2; ask with the jaxrun that "
+        "started the job",
+    }
+
+
+def test_a_newer_client_reads_why_it_gets_no_answer(job: Job) -> None:
+    peer = job.connect()
+    peer.link.sendall(framed(b'{"type":"Greeting","version":3,"wants":["everything"]}') + framed(b'{"type":"New"}'))
+    job.run()
+    greeting, dropped = peer.receive()
+    assert greeting == Greeting(SOCKET_VERSION, JOB_ID) and isinstance(dropped, Dropped)
+    assert "it is of a newer jaxrun, and speaks version 3 of this socket, not 2" in dropped.reason
+
+
+@pytest.mark.parametrize("ask", ["ask", "stop"])
+def test_an_older_launcher_is_named_and_no_job_is_called_over_for_it(ends: Ends, ask: str) -> None:
+    job, _, theirs = ends
+    dropped = frame_of_version_1("Dropped", reason="it speaks version 2 of this socket, not 1")
+    theirs.sendall(frame_of_version_1("Greeting", version=1, job_id=JOB_ID) + dropped)
+    with pytest.raises(UnavailableError, match=r"it is of an older jaxrun, and its socket speaks version 1, not 2"):
+        job.ask(OverviewRequest()) if ask == "ask" else stop(job, now=True, show=lambda text: None)
 
 
 def test_a_launcher_that_is_killed_ends_the_wait(ends: Ends) -> None:

@@ -41,7 +41,7 @@ from jaxrun.protocol.flight import (
 )
 from jaxrun.protocol.flight_file import EVERY_CALL, LEVELS
 from jaxrun.protocol.forkserver_messages import ForkServerMessage
-from jaxrun.protocol.job_messages import Answer, Answered, AnswerState, Dropped, FromClient, ToClient
+from jaxrun.protocol.job_messages import Answer, Answered, AnswerState, Dropped, FromClient, Greeting, ToClient
 from jaxrun.protocol.snapshot_messages import RecorderSnapshot
 from jaxrun.protocol.worker_messages import ThreadFailed, WorkerMessage
 from jaxrun.text import format_ranges
@@ -267,7 +267,8 @@ def structs_in(annotation):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_values_within_a_message_refuse_unknown_fields_as_the_message_does(kind):
-    assert [found for found in structs_in(kind) if not found.__struct_config__.forbid_unknown_fields] == []
+    lenient = [found for found in structs_in(kind) if not found.__struct_config__.forbid_unknown_fields]
+    assert lenient == ([kind] if kind in (Greeting, Dropped) else [])  # which all versions of the socket read
 
 
 PROFILE = {"type": "ProfileRequest", "steps": 1, "directory": "/p", "session": "s", "lead_s": 1.0}

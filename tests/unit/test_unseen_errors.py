@@ -338,6 +338,19 @@ def test_a_hang_that_a_signal_ends_is_explained_by_the_exception_that_a_rank_han
     assert not working.culprits and "while rank 1 (h0) handled ValueError" in working.headline
 
 
+def test_a_rank_that_fails_at_the_signal_is_not_told_twice_where_its_stack_came_a_moment_later():
+    """Its stack shows the handler that raises; another rank that hangs with an error is told all the same."""
+    full = failed(1, "No space left on device", error="OSError")
+    ends = [end(0, 9.0, 0, finished=True), end(1, 9.0, 1, failure=full)]
+    ends += [end(rank, 9.0, -9, killed_by_launcher=True) for rank in (2, 3)]
+    handler = noted("JOB/train.py 6 on_term", main=ThreadNotes((FULL,)))
+    verdict = decide(ends, "interrupted", stacks={1: handler}, kernel_waits={1: "0"}, signum=15)
+    assert verdict.headline.startswith("rank 1 of 4 on h0 raised OSError while it ended") and not verdict.details
+    dumps = {1: handler, 2: IN_BARRIER, 3: HANDLES}
+    verdict = decide(ends, "interrupted", stacks=dumps, kernel_waits=dict.fromkeys(dumps, FUTEX), signum=15)
+    assert len(verdict.details) == 1 and "handles ValueError: bad record in shard 1" in verdict.details[0]
+
+
 def test_the_error_of_a_failed_save_is_named_where_a_signal_ends_the_hang():
     ends = [end(rank, 9.0, -9, killed_by_launcher=True) for rank in HOSTS]
     kept = ThreadFailed(1, RUN_AT, "async_save", "OSError", "", chain=(FULL,), save=BackgroundSave(1))

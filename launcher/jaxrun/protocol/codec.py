@@ -16,7 +16,7 @@ import functools
 import json
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
@@ -182,8 +182,11 @@ class MessageDecoder(Generic[M]):
 
     def feed(self, data: bytes) -> list[M]:
         """Return the messages that `data` completes, in order. Raises ProtocolError."""
+        return list(self.decode_each(data))
+
+    def decode_each(self, data: bytes) -> Iterator[M]:
+        """Yield the messages that `data` completes; those before one that cannot be read come before ProtocolError."""
         self._buffer += data
-        messages = []
         while len(self._buffer) >= _LENGTH.size:
             end = _LENGTH.size + self._length()
             whole = end + self._tag_bytes
@@ -191,9 +194,9 @@ class MessageDecoder(Generic[M]):
                 break
             if self._tags is not None:
                 self._tags.verify(self._buffer[end:whole], self._buffer[:end])
-            messages.append(self._parse(bytes(self._buffer[_LENGTH.size : end]), self._types))
+            message = self._parse(bytes(self._buffer[_LENGTH.size : end]), self._types)
             del self._buffer[:whole]
-        return messages
+            yield message
 
     def _length(self) -> int:
         (length,) = _LENGTH.unpack_from(self._buffer)

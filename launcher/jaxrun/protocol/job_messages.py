@@ -7,6 +7,9 @@
 
 Frames of codec.py, with JSON in them, go both ways. The first frame of both ends is a Greeting. docs/event-log.md
 describes the socket for other tools; SOCKET_VERSION changes when a message there loses a field or changes its meaning.
+
+All versions can read two messages of any other, a Greeting and a Dropped, so that each end can say why it cannot go on.
+They have a field `v`, which version 1 wants in all frames, and the fields that a version does not know are ignored.
 """
 
 from __future__ import annotations
@@ -21,15 +24,17 @@ from jaxrun.protocol.bounds import AbsolutePath, FaultKind, FileName, LeadTime, 
 from jaxrun.protocol.codec import Message
 
 SOCKET_VERSION = 2
+_FORM = 2  # of frames, as version 1 of the socket calls it
 MAX_CLIENT_FRAME_BYTES = 2**16
 MAX_ANSWER_FRAME_BYTES = 2**26  # the stacks of thousands of ranks
 
 
-class Greeting(Message, frozen=True):
+class Greeting(Message, frozen=True, forbid_unknown_fields=False):
     """The first frame of each end: the version of these messages, and the job's id; empty from a client."""
 
     version: int
     job_id: str = ""
+    v: int = _FORM
 
 
 # ---- requests
@@ -179,10 +184,11 @@ class JobEnded(Message, frozen=True):
     verdict: str
 
 
-class Dropped(Message, frozen=True):
+class Dropped(Message, frozen=True, forbid_unknown_fields=False):
     """The launcher closes this connection, for this reason. This is the last frame."""
 
     reason: str
+    v: int = _FORM
 
 
 FromClient = Greeting | Ask | Input | Cancel | Follow | SignalOrder | FaultOrder | EndOrder

@@ -313,10 +313,14 @@ def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, fin
 
 def _describe_end_by_signal(verdict: Verdict, outcome: JobOutcome, decided: float, started: float) -> Verdict:
     """Add what ended the job: the signal, a rank that failed meanwhile, or what a rank handled when the signal came."""
+    failed = find_failed_endings(outcome.workers, outcome.signum)
+    # The stack of a rank that was asked a moment too late shows its failure again, on the way out.
+    stacks = {rank: stack for rank, stack in outcome.stacks.items() if rank not in {worker.rank for worker in failed}}
+    outcome = replace(outcome, stacks=stacks)
     snapshot = _snapshot(outcome, verdict.hosts, decided, _finished(outcome))
     graph = wait_graph_of(snapshot)
     causes = tuple(str(cause) for cause in explain_deadlock(snapshot) if cause.is_error)
-    if failed := find_failed_endings(outcome.workers, outcome.signum):
+    if failed:
         verdict = describe_failed_ending(verdict, outcome, failed, _name_signal(outcome.signum), started=started)
         return replace(verdict, details=(*verdict.details, *causes))
     errors = graph.unseen_errors or _interrupted_errors(outcome)

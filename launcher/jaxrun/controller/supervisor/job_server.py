@@ -270,10 +270,10 @@ class JobServer:
             self._on_end(client)
             return
         try:
-            messages = client.decoder.feed(data)
-            for message in messages:
-                if client in self._clients:
-                    self._on_message(client, message)
+            for message in client.decoder.decode_each(data):
+                if client not in self._clients:
+                    return
+                self._on_message(client, message)
         except ProtocolError as error:
             self._drop(client, str(error))
 
@@ -293,7 +293,9 @@ class JobServer:
         """Raise ProtocolError if no client can mean this."""
         if isinstance(message, Greeting):
             if message.version != SOCKET_VERSION:
-                raise ProtocolError(f"it speaks version {message.version} of this socket, not {SOCKET_VERSION}")
+                age = "an older" if message.version < SOCKET_VERSION else "a newer"
+                versions = f"speaks version {message.version} of this socket, not {SOCKET_VERSION}"
+                raise ProtocolError(f"it is of {age} jaxrun, and {versions}; ask with the jaxrun that started the job")
             client.has_greeted = True
             return
         if not client.has_greeted:

@@ -130,7 +130,7 @@ class RunningJob:
             del self._answers[number]
 
     def wait_until_over(self, timeout: float) -> bool:
-        """Wait until the launcher says that the job is over, or has ended; returns whether that is so."""
+        """Wait until the launcher says that the job is over, or no more can be read; returns whether that is so."""
         deadline = time.monotonic() + timeout
         while not self._is_over:
             left = deadline - time.monotonic()
@@ -138,6 +138,11 @@ class RunningJob:
             if left <= 0:
                 break
         return self._is_over
+
+    def check_connection(self) -> None:
+        """Raise UnavailableError if the launcher has closed the connection, though its job is not over."""
+        if self._trouble:
+            raise UnavailableError(f"the launcher of this job cannot be asked: {self._trouble}")
 
     def shut_down(self) -> None:
         """Tell the launcher that nothing more comes."""
@@ -156,8 +161,7 @@ class RunningJob:
 
     def _check(self, deadline: float | None, timeout: float | None) -> None:
         """Raise UnavailableError if no answer will come, or none has come in time."""
-        if self._trouble:
-            raise UnavailableError(f"the launcher of this job cannot be asked: {self._trouble}")
+        self.check_connection()
         if self._is_over:
             raise UnavailableError(
                 f"the job ended before it answered; to see how it went: jaxrun explain {self.run_dir}"
@@ -191,26 +195,38 @@ class RunningJob:
             self._is_over = True
             return
         try:
-            messages = self._decoder.feed(data)
+            for message in self._decoder.decode_each(data):
+                if not self._trouble:
+                    self._on_message(message)
         except ProtocolError as error:
-            self._trouble, self._is_over = f"it is of another version of jaxrun: {error}", True
-            return
-        for message in messages:
-            match message:
-                case Greeting(version=version):
-                    if version != SOCKET_VERSION:
-                        self._trouble, self._is_over = f"it speaks version {version}, not {SOCKET_VERSION}", True
-                case Answered(number=number, answer=answer):
-                    if number in self._answers:
-                        self._answers[number].append(answer)
-                case JobBegan():
-                    self.began = message
-                case NotStarted():
-                    self.not_started = message
-                case JobEnded(verdict=verdict):
-                    self.verdict, self._is_over = verdict, True
-                case Dropped(reason=reason):
-                    self._trouble, self._is_over = reason, True
+            if not self._trouble:
+                self._give_up(f"it is of another version of jaxrun: {error}")
+
+    def _on_message(self, message: ToClient) -> None:
+        match message:
+            case Greeting(version=version):
+                if version != SOCKET_VERSION:
+                    self._give_up(_describe_version(version))
+            case Answered(number=number, answer=answer):
+                if number in self._answers:
+                    self._answers[number].append(answer)
+            case JobBegan():
+                self.began = message
+            case NotStarted():
+                self.not_started = message
+            case JobEnded(verdict=verdict):
+                self.verdict, self._is_over = verdict, True
+            case Dropped(reason=reason):
+                self._give_up(reason)
+
+    def _give_up(self, trouble: str) -> None:
+        self._trouble, self._is_over = trouble, True
+
+
+def _describe_version(version: int) -> str:
+    age = "an older" if version < SOCKET_VERSION else "a newer"
+    speaks = f"its socket speaks version {version}, not {SOCKET_VERSION}"
+    return f"it is of {age} jaxrun, and {speaks}; ask with the jaxrun that started the job"
 
 
 def _receive(link: socket.socket, timeout: float | None) -> bytes | None:
