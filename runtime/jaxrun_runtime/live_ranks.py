@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -73,8 +72,8 @@ class LiveRanksClient:
 def order_devices(devices: Sequence[Any], incarnations: Mapping[int, int]) -> list[Any]:
     """Return devices in an order that they have not had with another process of one of their ranks.
 
-    `devices` are in JAX's order, and their number is the same for each rank. On GPUs the order stays: there XLA's
-    communicators know the processes.
+    Only the ranks are permuted: a mesh of ranks and their devices has groups of one device each. On GPUs the order
+    stays: there XLA's communicators know the processes.
     """
     if not devices or devices[0].platform != "cpu":
         return list(devices)
@@ -82,8 +81,7 @@ def order_devices(devices: Sequence[Any], incarnations: Mapping[int, int]) -> li
     for device in devices:
         of_rank.setdefault(device.process_index, []).append(device)
     number = sum(incarnations.get(rank, 1) - 1 for rank in of_rank)
-    local, ranks = divmod(number, math.factorial(len(of_rank)))
-    return [device for rank in permute([*of_rank], ranks) for device in permute(of_rank[rank], local)]
+    return [device for rank in permute([*of_rank], number) for device in of_rank[rank]]
 
 
 def permute(things: Sequence[Any], number: int) -> list[Any]:

@@ -162,6 +162,29 @@ def test_a_rank_that_came_back_stops_with_the_others_and_its_calls_are_counted_a
     assert "ranks 0-2  after call #" in explained.stdout, explained.stdout
 
 
+def test_a_program_that_does_not_use_the_order_of_live_devices_is_told_and_all_start_again(tmp_path: Path) -> None:
+    code = TRAINING.format(fails="os.kill(os.getpid(), 9)").replace("np.array(devices)", "np.array(jax.devices())")
+    code = code.replace(
+        "with live_devices(jax.devices()) as devices:", "with live_devices(jax.devices()) as devices, whole(devices):"
+    )
+    whole = """
+from contextlib import contextmanager
+
+@contextmanager
+def whole(devices):
+    if len(devices) < 3:
+        time.sleep(0.1)
+        raise RuntimeError("this program needs all ranks")
+    yield
+
+while step < last:
+"""
+    script = write(tmp_path, code.replace("\nwhile step < last:\n", whole))
+    result = jaxrun(tmp_path, "-n", "3", "--keep-survivors", "--max-restarts", "1", script, *FIRST)
+    assert result.code == 0 and "1 restart)" in result.err, result
+    assert "SpentOrderError: on CPU the devices of ranks 0, 1, 2 cannot exchange data in this order again" in result.err
+
+
 def test_without_rank_0_all_start_again(tmp_path: Path) -> None:
     code = TRAINING.format(fails="os.kill(os.getpid(), 9)").replace("rank == 2 and", "rank == 0 and")
     script = write(tmp_path, code)

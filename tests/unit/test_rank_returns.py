@@ -157,8 +157,8 @@ def test_two_ranks_that_die_at_once_both_come_back(job):
     assert answer(job) == (ALL, {0: 1, 1: 2, 2: 2, 3: 1})
 
 
-def test_on_cpu_two_ranks_of_one_device_have_one_return_since_they_have_two_orders(simulate):
-    job = simulate(2, keep_survivors=True, returns=5).run().exit(-9, 1)
+def test_on_cpu_two_ranks_have_one_return_since_they_have_two_orders(simulate):
+    job = simulate(2, keep_survivors=True, returns=5, local_devices=2).run().exit(-9, 1)
     start_again(job, 1)
     asks(job, 1, 0, about=(0, 1))
     assert answer(job)[1] == {0: 1, 1: 2}
@@ -174,7 +174,7 @@ class Device:
 @pytest.mark.parametrize(("ranks", "local"), [(2, 1), (3, 1), (4, 1), (2, 3), (3, 2)])
 def test_no_order_of_devices_comes_twice_and_the_devices_of_a_rank_stay_together(ranks, local):
     devices = [Device(rank, number) for rank in range(ranks) for number in range(local)]
-    orders = len(list(itertools.permutations(range(ranks)))) * len(list(itertools.permutations(range(local))))
+    orders = len(list(itertools.permutations(range(ranks))))
     seen = set()
     for number in range(orders):
         ordered = order_devices(devices, {ranks - 1: number + 1})
