@@ -14,3 +14,10 @@ class SnapshotError(TypeError, ValueError):
 
 for _error in (DivergenceError, SnapshotError):
     _error.__module__ = __package__  # the public name, which tracebacks show
+
+
+class SpentOrderError(BaseException):
+    """The program needs connections on CPU that can never be made again, since a rank came back (--keep-survivors).
+
+    It derives from BaseException because a program that repeats its step after each Exception would do so for ever.
+    """

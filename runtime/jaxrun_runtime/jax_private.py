@@ -289,6 +289,18 @@ def meet(name: str, rank: int, ranks: Iterable[int]) -> None:
             raise runtime_error()("a rank was lost for which this one waits")
 
 
+def has_met(name: str, rank: int) -> bool:
+    """Whether a process of this rank has called `meet` with this name; False if this JAX does not tell."""
+    get = getattr(getattr(_lookup("jax._src.distributed", "global_state"), "client", None), "key_value_try_get", None)
+    if get is None:
+        return False
+    try:
+        get(f"{name}/{rank}")
+    except Exception:  # there is no such key; JAX's error says so in its text only
+        return False
+    return True
+
+
 def give_up_meeting(name: str, ranks: Iterable[int]) -> None:
     """End the wait of these ranks in `meet`: they raise JAX's error. One is lost, so that others may not come."""
     client = getattr(_lookup("jax._src.distributed", "global_state"), "client", None)

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun.protocol.flight import is_in_group
 from jaxrun.protocol.survivor_messages import LiveRanksAsked
-from jaxrun_runtime import jax_private
+from jaxrun_runtime import jax_private, stopping
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.gloo.gloo_connections import GlooConnections
+from jaxrun_runtime.lockstep import call_recorder
 
 _GET_LIVE_NODES = "get_live_nodes"
 
@@ -50,20 +51,29 @@ class LiveRanksClient:
         @functools.wraps(original)
         def get_live_nodes(client: Any, process_ids: Iterable[int]) -> dict[int, int]:
             with self._lock:
-                self._channel.send(LiveRanksAsked(self._rank, tuple(sorted(map(int, process_ids)))))
-                self.incarnations = dict(self._channel.receive_live_ranks().incarnations)
-                if self._gloo is not None:
-                    self._gloo.set_live(self.incarnations)
-                return dict(self.incarnations)
+                return dict(self._ask(tuple(sorted(map(int, process_ids)))))
 
         return get_live_nodes
+
+    def _ask(self, ranks: tuple[int, ...]) -> Mapping[int, int]:
+        is_back = not self.incarnations
+        calls, polls = call_recorder.call_counts(), stopping.polls_made()
+        self._channel.send(LiveRanksAsked(self._rank, ranks, calls, polls))
+        answer = self._channel.receive_live_ranks()
+        self.incarnations = dict(answer.incarnations)
+        call_recorder.count_on({group: n for group, n in answer.calls.items() if is_in_group(self._rank, group)})
+        if is_back and self.incarnations[self._rank] > 1:
+            stopping.count_on(answer.polls + 1)  # the others make one poll between this live_devices and their next
+        if self._gloo is not None:
+            self._gloo.set_live(self.incarnations)
+        return self.incarnations
 
 
 def order_devices(devices: Sequence[Any], incarnations: Mapping[int, int]) -> list[Any]:
     """Return devices in an order that they have not had with another process of one of their ranks.
 
-    `devices` are in JAX's order, and their number is the same for each rank. On GPUs the order stays: there XLA's
-    communicators know the processes.
+    Only the ranks are permuted: a mesh of ranks and their devices has groups of one device each. On GPUs the order
+    stays: there XLA's communicators know the processes.
     """
     if not devices or devices[0].platform != "cpu":
         return list(devices)
@@ -71,8 +81,7 @@ def order_devices(devices: Sequence[Any], incarnations: Mapping[int, int]) -> li
     for device in devices:
         of_rank.setdefault(device.process_index, []).append(device)
     number = sum(incarnations.get(rank, 1) - 1 for rank in of_rank)
-    local, ranks = divmod(number, math.factorial(len(of_rank)))
-    return [device for rank in permute([*of_rank], ranks) for device in permute(of_rank[rank], local)]
+    return [device for rank in permute([*of_rank], number) for device in of_rank[rank]]
 
 
 def permute(things: Sequence[Any], number: int) -> list[Any]:

@@ -30,6 +30,8 @@ from jaxrun_runtime.joint_calls import JointCall
 Poll = Callable[[int | None], bool]
 _make_poll: Callable[[], Poll] | None = None  # None outside of a worker
 _poll: Poll | None = None  # None before the first poll
+_agreed: _AgreedStop | None = None
+_polls_before = 0  # of the other ranks, before this one came back
 
 
 def should_stop(step: int | None = None) -> bool:
@@ -52,20 +54,35 @@ def connect(env: WorkerEnv, channel: AgentChannel) -> None:
     global _make_poll
 
     def make_poll() -> Poll:
-        return _AgreedStop(channel, env.rank).poll
+        global _agreed
+        _agreed = _AgreedStop(channel, env.rank, _polls_before)
+        return _agreed.poll
 
     _make_poll = make_poll
+
+
+def polls_made() -> int:
+    """Return how many polls of this rank, which jaxrun has started, have returned False."""
+    return _agreed.polls if _agreed is not None else 0
+
+
+def count_on(polls: int) -> None:
+    """Count this rank's polls on from this number, as the other ranks have made so many when this one comes back."""
+    global _polls_before
+    _polls_before = polls
+    if _agreed is not None:
+        _agreed.count_on(polls)
 
 
 class _AgreedStop:
     """The rank's side of stop_messages.py. A thread answers the head, because the program may be in a long call."""
 
-    def __init__(self, channel: AgentChannel, rank: int) -> None:
+    def __init__(self, channel: AgentChannel, rank: int, polls: int = 0) -> None:
         self._channel = channel
         self._rank = rank
         self._lock = threading.Lock()
         self._change = threading.Condition(self._lock)
-        self._polls = 0  # polls that have returned False
+        self._polls = polls  # polls that have returned False
         self._is_asked = False
         self._stop_at: int | None = None
         self._is_stopped = False
@@ -76,6 +93,14 @@ class _AgreedStop:
             channel.send(StopPolled(rank))
         threading.Thread(target=self._serve, name="jaxrun-stop", daemon=True).start()
         os.register_at_fork(after_in_child=self._give_up)
+
+    @property
+    def polls(self) -> int:
+        return self._polls
+
+    def count_on(self, polls: int) -> None:
+        with self._lock:
+            self._polls = max(self._polls, polls)
 
     def poll(self, step: int | None) -> bool:
         if self._is_stopped:

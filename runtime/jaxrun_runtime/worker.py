@@ -50,7 +50,7 @@ from jaxrun_runtime import (
     unsupported,
 )
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
-from jaxrun_runtime.exceptions import DivergenceError, SnapshotError
+from jaxrun_runtime.exceptions import DivergenceError, SnapshotError, SpentOrderError
 from jaxrun_runtime.gloo import gloo_connections
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _handle_error(env: WorkerEnv, channel: AgentChannel, stage: WorkerStage, err
     """Report the error and exit, unless it is a sys.exit with status 0."""
     if not isinstance(error, SystemExit) or run_program.exit_status(error):
         interrupts.deactivate()
-    if isinstance(error, (DivergenceError, SnapshotError, unsupported.ExecError)):
+    if isinstance(error, (DivergenceError, SnapshotError, SpentOrderError, unsupported.ExecError)):
         from jaxrun_runtime.lockstep import call_sites
 
         call_sites.trim_to_user_frames(error)

@@ -1,4 +1,4 @@
-"""--keep-survivors over hosts: a job goes on when one of its hosts loses its power."""
+"""--keep-survivors over hosts: a job goes on when one of its hosts loses its power, and takes a lost rank back."""
 
 from __future__ import annotations
 
@@ -59,3 +59,47 @@ def test_the_ranks_on_the_other_hosts_go_on_when_a_host_loses_its_power(
     assert result.code == 0, result
     assert "rank 2 of 3 on h3 was lost" in result.err and "ranks 0-1 go on" in result.err
     assert result.out.count("went on") == 2 and "lost ProcessFailureError" in result.out
+
+
+# Rank 2 dies at its step 20; then there are 30 steps with the process in its place, on all ranks.
+RETURNS = """
+import os
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental.multihost_utils import live_devices
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+steps = again = 0
+while again < 30:
+    if jax.process_index() == 2 and steps == 20 and not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), 9)
+    try:
+        with live_devices(jax.devices()) as devices:
+            split = NamedSharding(Mesh(np.array(devices), "x"), P("x"))
+            ones = jax.make_array_from_callback((len(devices),), split, lambda at: np.ones(1, np.float32))
+            total = float(jax.jit(jnp.sum)(ones))
+    except Exception as error:
+        print("lost", type(error).__name__, flush=True)
+        continue
+    assert total == len(devices)
+    steps, again = steps + 1, again + (devices[0].process_index != 0)
+print("whole again", flush=True)
+"""
+
+
+@pytest.mark.usefixtures("mended")
+@pytest.mark.parametrize(
+    "engine", [OPENSSH, extended(OPEN_MPI_5), extended(SLURM)], ids=lambda engine: getattr(engine, "label", "")
+)
+def test_a_lost_rank_comes_back_on_its_host(bed: Bed, tmp_path: Path, engine: Engine) -> None:
+    if reason := engine.missing():
+        pytest.skip(reason)
+    (tmp_path / "returns.py").write_text(RETURNS)
+    words = ("--run-dir", str(tmp_path / "run"), "--keep-survivors", "--max-restarts", "2", "returns.py")
+    mode = LaunchMode(engine, LAUNCHED)
+    with bed.typed(mode.host, *mode.command(HOSTS, *words), directory=tmp_path, env=ssh_env(engine)) as job:
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and result.out.count("whole again") == 3, result
+    assert "and it is started again (1 of 2)" in result.err and "rank 2 (h3) is back" in result.err, result
+    assert "attempt 1" not in result.err

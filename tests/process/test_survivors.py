@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from harness import jaxrun
+from harness import jaxrun, started
 
 jax = find_spec("jax")
 assert jax is not None and jax.submodule_search_locations is not None
@@ -66,6 +69,7 @@ while step < last:
             x = jax.make_array_from_callback(data.shape, NamedSharding(mesh, P("x")), lambda at: data[at])
             loss, after = map(float, train(jax.device_put(np.float32(weight), NamedSharding(mesh, P())), x))
     except Exception as error:
+        known = None
         print("lost", type(error).__name__, flush=True)
         continue
     if rank == 0:
@@ -136,6 +140,49 @@ def test_a_lost_rank_comes_back_and_the_numbers_are_those_of_a_whole_job(tmp_pat
     begin, _, weight, _ = steps[-20]
     again = jaxrun(whole, "-n", "3", program(whole, "pass"), str(begin), weight, str(begin + 20))
     assert steps_of(again.out) == steps[-20:]
+
+
+def test_a_rank_that_came_back_stops_with_the_others_and_its_calls_are_counted_alike(tmp_path: Path) -> None:
+    code = TRAINING.format(fails="os.kill(os.getpid(), 9)").replace("last = step + 20", "last = step + 1_000_000")
+    poll = "from jaxrun_runtime import should_stop\nwhile step < last and not should_stop(step):"
+    code = (
+        code.replace("while step < last:", poll)
+        + "    if last - step == 999_990:\n        print('whole', flush=True)\n"
+    )
+    script = write(tmp_path, code + "print('stops at', step)\n")
+    with started(tmp_path, "-n", "3", "--keep-survivors", "--max-restarts", "1", script, *FIRST[:2], "2000000") as job:
+        job.wait_for_output("whole", count=3)
+        job.process.send_signal(signal.SIGTERM)
+        result = job.result()
+    assert result.code == 75 and len(set(re.findall(r"stops at (\d+)", result.out))) == 1, result
+    assert result.out.count("stops at") == 3
+    explained = subprocess.run(
+        [sys.executable, "-m", "jaxrun", "explain", str(result.run_dir)], capture_output=True, text=True, check=False
+    )
+    assert "ranks 0-2  after call #" in explained.stdout, explained.stdout
+
+
+def test_a_program_that_does_not_use_the_order_of_live_devices_is_told_and_all_start_again(tmp_path: Path) -> None:
+    code = TRAINING.format(fails="os.kill(os.getpid(), 9)").replace("np.array(devices)", "np.array(jax.devices())")
+    code = code.replace(
+        "with live_devices(jax.devices()) as devices:", "with live_devices(jax.devices()) as devices, whole(devices):"
+    )
+    whole = """
+from contextlib import contextmanager
+
+@contextmanager
+def whole(devices):
+    if len(devices) < 3:
+        time.sleep(0.1)
+        raise RuntimeError("this program needs all ranks")
+    yield
+
+while step < last:
+"""
+    script = write(tmp_path, code.replace("\nwhile step < last:\n", whole))
+    result = jaxrun(tmp_path, "-n", "3", "--keep-survivors", "--max-restarts", "1", script, *FIRST)
+    assert result.code == 0 and "1 restart)" in result.err, result
+    assert "SpentOrderError: on CPU the devices of ranks 0, 1, 2 cannot exchange data in this order again" in result.err
 
 
 def test_without_rank_0_all_start_again(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ import signal
 
 import pytest
 
+from jaxrun.analysis.lockstep.reader import FlightReader
+from jaxrun.protocol import flight_file
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import StartAgain, WorkerExited, WorkerSpawned
+from jaxrun.protocol.stop_messages import StopPolled
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
 from jaxrun.protocol.worker_messages import Exit, Join, Run
 from jaxrun.records.event_log.events import AgentLost
 from jaxrun_runtime.live_ranks import order_devices, permute
+from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 
 ALL = (0, 1, 2, 3)
 
@@ -153,8 +157,8 @@ def test_two_ranks_that_die_at_once_both_come_back(job):
     assert answer(job) == (ALL, {0: 1, 1: 2, 2: 2, 3: 1})
 
 
-def test_on_cpu_two_ranks_of_one_device_have_one_return_since_they_have_two_orders(simulate):
-    job = simulate(2, keep_survivors=True, returns=5).run().exit(-9, 1)
+def test_on_cpu_two_ranks_have_one_return_since_they_have_two_orders(simulate):
+    job = simulate(2, keep_survivors=True, returns=5, local_devices=2).run().exit(-9, 1)
     start_again(job, 1)
     asks(job, 1, 0, about=(0, 1))
     assert answer(job)[1] == {0: 1, 1: 2}
@@ -170,7 +174,7 @@ class Device:
 @pytest.mark.parametrize(("ranks", "local"), [(2, 1), (3, 1), (4, 1), (2, 3), (3, 2)])
 def test_no_order_of_devices_comes_twice_and_the_devices_of_a_rank_stay_together(ranks, local):
     devices = [Device(rank, number) for rank in range(ranks) for number in range(local)]
-    orders = len(list(itertools.permutations(range(ranks)))) * len(list(itertools.permutations(range(local))))
+    orders = len(list(itertools.permutations(range(ranks))))
     seen = set()
     for number in range(orders):
         ordered = order_devices(devices, {ranks - 1: number + 1})
@@ -189,3 +193,39 @@ def test_on_gpus_the_order_stays():
 def test_the_first_orders_are_rotations():
     assert [permute("abc", number) for number in range(3)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
     assert len({tuple(permute("abcd", number)) for number in range(24)}) == 24
+
+
+def last_answer(job):
+    return [message for _, _, message in job.sent if isinstance(message, LiveRanks)][-1]
+
+
+def test_a_rank_that_comes_back_counts_its_calls_and_polls_on_from_the_others(job):
+    job.exit(-9, 2)
+    start_again(job, 2)
+    there = {"0-3": 217, "0-1,3": 12}
+    job.handle(LiveRanksAsked(2, ALL), *(LiveRanksAsked(rank, ALL, there, 40) for rank in (0, 1, 3)))
+    assert last_answer(job) == LiveRanks({0: 1, 1: 1, 2: 2, 3: 1}, {"0-3": 217}, 40)
+    job.handle(*(LiveRanksAsked(rank, ALL, {"0-3": 218}, 41) for rank in ALL))
+    assert last_answer(job).calls == {}, "they count alike"
+
+
+def test_no_rank_is_taken_back_once_the_job_is_asked_to_stop(job):
+    job.handle(*(StopPolled(rank) for rank in ALL)).exit(-9, 2)
+    start_again(job, 2)
+    job.interrupt(signal.SIGTERM)
+    asks(job, 2, 0, 1, 3)
+    assert answer(job) == ((0, 1, 3), {0: 1, 1: 1, 3: 1}), "which has another number of polls"
+
+
+def test_its_flight_recorder_begins_a_group_with_the_calls_of_the_process_before(tmp_path):
+    with (tmp_path / "flight").open("w+b") as file:
+        file.truncate(flight_file.TEXT_OFFSET)
+        recorder, reader = FlightRecorder(file.fileno(), 2, level=flight_file.EVERY_CALL), FlightReader(file.fileno())
+        recorder.count_on({"0-3": 217})
+        assert reader.brief().call_counts == {"0-3": 217}
+        about = {"name": "jit(step)", "key": "1", "code": "2", "text": ""}
+        program = recorder.add_program(recorder.add_group("0-3"), about)
+        recorder.record(program, 0)
+        recorder.count_on({"0-3": 5})
+        assert reader.brief().call_counts == {"0-3": 218} == recorder.call_counts()
+        assert [call.number for call in reader.brief().calls] == [218]

@@ -247,6 +247,11 @@ def strip_directory(place: str) -> str:
 
 
 @lru_cache(maxsize=1024)
+def is_in_group(rank: int, group: str) -> bool:
+    """Whether a group such as `0-2, 5` has this rank; false for any other text."""
+    return rank in parse_group(group, rank + 1)
+
+
 def parse_group(group: str, size: int) -> frozenset[int]:
     """Return the ranks of a group such as `0-2, 5` in a job of `size` ranks; empty for any other text."""
     try:

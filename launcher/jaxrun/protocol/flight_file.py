@@ -15,7 +15,7 @@ chains at equal numbers mean an equal history. RECORD_COUNT_WORD is increased af
 
 Lines of text, in any order, but each before the first record that needs it:
 
-    {"group": 1, "ranks": "0-3"}
+    {"group": 1, "ranks": "0-3"}                  with "before": 217 in a rank that came back (--keep-survivors)
     {"site": 7, "stack": ["/home/me/train.py:88 train_step", "/home/me/train.py:120 main"]}   (innermost first)
     {"program": 3, "group": 1, "key": …, "code": …, "name": "jit(step)", "source": "step at /home/me/model.py:40",
      "arguments": [["batch.x", "float32[32,128]", "P('data',)"], …], "results": [["", "float32[]", "P()"], …],

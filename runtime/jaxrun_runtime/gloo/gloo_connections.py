@@ -23,6 +23,7 @@ from weakref import WeakSet
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.text import agree, format_ranks
 from jaxrun_runtime import jax_private, linux
+from jaxrun_runtime.exceptions import SpentOrderError
 from jaxrun_runtime.gloo.program_groups import find_groups
 from jaxrun_runtime.lockstep import call_hooks, program_facts
 
@@ -70,7 +71,7 @@ class GlooConnections:
         """
         held: BaseException | None = None
         if executed not in self._seen:
-            for devices in self._new_groups(executed):
+            for devices in self._groups_to_open(executed):
                 held = self._open_group(devices) or held
             self._seen.add(executed)
         result = original(executed, *args)
@@ -78,8 +79,36 @@ class GlooConnections:
             raise held
         return result
 
-    def _new_groups(self, executed: Any) -> list[Sequence[Any]]:
-        """Return the program's groups that include this rank and others and are not open, in the program's order."""
+    def _groups_to_open(self, executed: Any) -> list[Sequence[Any]]:
+        """Return the program's groups that include this rank and others and are not open, in the program's order.
+
+        Raises SpentOrderError if one can never be open again.
+        """
+        groups = self._groups_of(executed)
+        for group in groups:
+            self._check_order(group)
+        return [group for group in groups if _ids(group) not in self._open]
+
+    def _check_order(self, group: Sequence[Any]) -> None:
+        """Raise SpentOrderError if these devices were connected in this order when one of their ranks was another.
+
+        XLA keeps what it has made for them then, whose connections are lost.
+        """
+        members = self._members.get(_ids(group), {})
+        spent = {rank for rank, number in members.items() if number < self._live.get(rank, 1)}
+        is_back = not members and self._live.get(self._rank, 1) > 1
+        if is_back and jax_private.has_met(_meeting(_ids(group)), self._rank):
+            spent = {self._rank}
+        if spent:
+            ranks = ", ".join(str(device.process_index) for device in group)
+            raise SpentOrderError(
+                f"on CPU the devices of ranks {ranks} cannot exchange data in this order again, since "
+                f"{format_ranks(spent)} came back: use the order of live_devices, or start all again "
+                "(docs/survivors.md)"
+            )
+
+    def _groups_of(self, executed: Any) -> list[Sequence[Any]]:
+        """Return the program's groups that include this rank and others, in the program's order."""
         try:
             devices = program_facts.device_assignment(executed)
             if len({device.process_index for device in devices}) < 2 or devices[0].platform != "cpu":
@@ -91,10 +120,8 @@ class GlooConnections:
         except Exception as error:  # the program must run all the same, with Gloo's own limit
             _log.debug("jaxrun cannot tell which of Gloo's connections %s needs", executed, exc_info=error)
             return []
-        return [group for group in groups if self._needs_opening({device.process_index for device in group}, group)]
-
-    def _needs_opening(self, ranks: set[int], group: Sequence[Any]) -> bool:
-        return self._rank in ranks and len(ranks) > 1 and _ids(group) not in self._open
+        ranks_of = [{device.process_index for device in group} for group in groups]
+        return [group for group, ranks in zip(groups, ranks_of, strict=True) if self._rank in ranks and len(ranks) > 1]
 
     def _open_group(self, devices: Sequence[Any]) -> BaseException | None:
         """Wait until all ranks of the group are here, and connect them. Raises JAX's error if that fails.

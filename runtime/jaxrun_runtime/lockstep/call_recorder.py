@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,6 +69,12 @@ def install(env: WorkerEnv, channel: AgentChannel) -> CallRecorder | None:
 def call_counts() -> dict[str, int]:
     """Return how many cross-process calls this rank has dispatched, by group ("0-3"); empty if none are recorded."""
     return _installed.recorder.call_counts() if _installed is not None else {}
+
+
+def count_on(calls: Mapping[str, int]) -> None:
+    """Let the calls of these groups, if they are recorded, count on from these numbers."""
+    if _installed is not None:
+        _installed.recorder.count_on(calls)
 
 
 def end_profile() -> None:

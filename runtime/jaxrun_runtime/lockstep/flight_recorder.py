@@ -30,10 +30,10 @@ class RankGroup:
 
     __slots__ = ("chain", "made", "ranks", "tag", "threads")
 
-    def __init__(self, number: int, ranks: str) -> None:
+    def __init__(self, number: int, ranks: str, made: int = 0) -> None:
         self.ranks = ranks
         self.tag = number << _GROUP_SHIFT
-        self.made = 0
+        self.made = made
         self.chain = 0
         self.threads: set[int] = set()  # threads that have entered calls in Python: first calls of programs
 
@@ -198,13 +198,20 @@ class FlightRecorder:
 
     # ---- descriptions
 
-    def add_group(self, ranks: str) -> RankGroup:
+    def add_group(self, ranks: str, before: int = 0) -> RankGroup:
+        """Return the group of these ranks. A new one has made `before` calls, with an earlier process of this rank."""
         with self._writing:
             if ranks not in self._groups:
                 number = len(self._groups) + 1
-                self._write({"group": number, "ranks": ranks})
-                self._groups[ranks] = RankGroup(number, ranks)
+                self._write({"group": number, "ranks": ranks, **({"before": before} if before else {})})
+                self._groups[ranks] = RankGroup(number, ranks, before)
             return self._groups[ranks]
+
+    def count_on(self, calls: Mapping[str, int]) -> None:
+        """Let the calls of these groups count on from these numbers, if they are larger: others have made so many."""
+        for ranks, number in calls.items():
+            group = self.add_group(ranks, number)
+            group.made = max(group.made, number)
 
     def add_program(
         self,

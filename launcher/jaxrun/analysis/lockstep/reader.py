@@ -155,7 +155,10 @@ class FlightReader:
             standing=standing if standing[0] and header[recorder.STANDING_AT_WORD] > last else None,
             nan_search=_nan_search(header),
             marks={notes.groups[group]: marks for group, marks in self._marks.items() if group in notes.groups},
-            call_counts={ranks: self._counts.get(group, 0) for group, ranks in notes.groups.items()},
+            call_counts={
+                ranks: max(self._counts.get(group, 0), notes.calls_before.get(group, 0))
+                for group, ranks in notes.groups.items()
+            },
             programs=_chosen(notes.programs, programs),
             sites={site: stack[:frames] for site, stack in sites.items()},
             unknown_programs=notes.unknown + len(programs - notes.programs.keys()),

@@ -25,6 +25,7 @@ class TextLog:
     def __init__(self) -> None:
         self.end_offset = 0
         self.groups: dict[int, str] = {}
+        self.calls_before: dict[int, int] = {}  # by group, of an earlier process of the rank
         self.sites: dict[int, tuple[str, ...]] = {}
         self.programs: dict[int, ProgramInfo] = {}
         self._not_compiled: set[int] = set()
@@ -60,6 +61,7 @@ class TextLog:
                 self._not_compiled.add(number)
         elif "group" in content:
             self.groups[int(content["group"])] = str(content["ranks"])
+            self.calls_before[int(content["group"])] = int(content.get("before", 0))
         elif "site" in content:
             self.sites[int(content["site"])] = tuple(map(str, content["stack"]))
         elif "compiling" in content:

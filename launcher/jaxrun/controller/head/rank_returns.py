@@ -25,7 +25,7 @@ from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.records.event_log.actions import Action, PrintLine, RecordReturn, Send, SignalRanks
 from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds
 
-_MANY = 10  # things have more orders than a job has restarts
+_MANY = 10  # so many ranks have more orders than a job has restarts
 
 
 class _Stage(enum.Enum):
@@ -52,8 +52,7 @@ class RankReturns:
         """Return how many orders live_devices has: on CPU, each return needs another (jaxrun_runtime/live_ranks.py)."""
         if self._state.platform != "cpu":
             return math.inf
-        counts = (len(self._state.workers.hosts), self._startup.local_devices)
-        return math.prod(math.factorial(min(count, _MANY)) for count in counts)
+        return math.factorial(min(len(self._state.workers.hosts), _MANY))
 
     def is_under_way(self, rank: int) -> bool:
         """Whether a new process of the rank exists, or will soon, that is not back."""

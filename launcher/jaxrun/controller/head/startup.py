@@ -84,11 +84,6 @@ class Startup:
         return next(report.platform for report in self._device_reports.values())
 
     @property
-    def local_devices(self) -> int:
-        """The number of devices of each rank, once they have joined."""
-        return next((report.local_devices for report in self._device_reports.values()), 0)
-
-    @property
     def is_checking(self) -> bool:
         """Whether agents may run --host-check."""
         return self._registry is not None and bool(self._registry.job.host_check) and not self._registry.complete

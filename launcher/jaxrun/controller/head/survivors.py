@@ -7,12 +7,14 @@ again (rank_returns.py) lives again if it has come by then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.rank_returns import RankReturns
 from jaxrun.controller.head.timers import Timer
+from jaxrun.protocol.flight import is_in_group
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
 from jaxrun.protocol.worker_messages import Exit
 from jaxrun.records.event_log.actions import Action, PrintLoss, Send
@@ -28,7 +30,8 @@ class Survivors:
         self._returns = returns
         self._divergence = divergence
         self._are_kept = are_kept
-        self._waiting: dict[tuple[int, ...], set[int]] = {}  # the ranks that wait, by the ranks about which they ask
+        # The ranks that wait with what they have asked, by the ranks about which they ask.
+        self._waiting: dict[tuple[int, ...], dict[int, LiveRanksAsked]] = {}
 
     @property
     def are_kept(self) -> bool:
@@ -78,21 +81,29 @@ class Survivors:
 
     def handle(self, event: LiveRanksAsked, now: float) -> list[Action]:
         self._forget(event.rank)  # whatever has ended an earlier wait
-        self._waiting.setdefault(event.ranks, set()).add(event.rank)
+        self._waiting.setdefault(event.ranks, {})[event.rank] = event
         return self._answer(event.ranks, now)
 
     def _forget(self, rank: int) -> None:
         for waiting in self._waiting.values():
-            waiting.discard(rank)
+            waiting.pop(rank, None)
 
     def _answer(self, ranks: tuple[int, ...], now: float) -> list[Action]:
         """Answer all that ask about these ranks, if those of them that live all do."""
         workers, waiting = self._state.workers, self._waiting[ranks]
-        if not workers.working_of(ranks) <= waiting:
+        if not workers.working_of(ranks) <= waiting.keys():
             return []
         is_running = self._state.phase is JobPhase.RUNNING and bool(workers.working_count)
-        back = self._returns.admit(waiting, now) if is_running else []
-        live = workers.working_of(ranks)
-        waiting -= live
-        answer = LiveRanks({rank: workers.incarnation(rank) for rank in sorted(live)})
-        return [*back, *([Send(tuple(sorted(live)), answer)] if live else [])]
+        back = self._returns.admit(waiting, now) if is_running and not self._state.stop.reason else []
+        live = sorted(workers.working_of(ranks))
+        asked = [waiting.pop(rank) for rank in live]
+        incarnations = {rank: workers.incarnation(rank) for rank in live}
+        answer = LiveRanks(incarnations, _differing_calls(asked), max((one.polls for one in asked), default=0))
+        return [*back, *([Send(tuple(live), answer)] if live else [])]
+
+
+def _differing_calls(asked: Sequence[LiveRanksAsked]) -> dict[str, int]:
+    """Return the largest number of calls in each group in which these ranks, those that are in it, have made others."""
+    groups = {group for one in asked for group in one.calls}
+    made = {group: {one.calls.get(group, 0) for one in asked if is_in_group(one.rank, group)} for group in groups}
+    return {group: max(numbers) for group, numbers in sorted(made.items()) if len(numbers) > 1}
