@@ -55,9 +55,10 @@ from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.records.event_log.actions import Finish, Send, SendToAgents
 from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
-from jaxrun.spec.backends.remote_plan import agents_by_rank, plan_remote
+from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
+from jaxrun.spec.job.rank_placement import agents_by_rank
 
 TOKEN = auth.new_token()
 JOB_INFO = JobInfo("job", "", ("cpu",))
@@ -216,8 +217,8 @@ class Server:
     def printed(self):
         return self._screen.printed
 
-    def _begin(self, *, anew, awaited=None):
-        called = self.roster.begin(self._plan, anew=anew, awaited=awaited)
+    def _begin(self, *, anew):
+        called = self.roster.begin(self._plan, anew=anew)
         attempt = AttemptLoop(self._shared, self.head, self._plan.attempt)
         attempt.loop.add_reader(self.head.ours.fileno(), 0, lambda: attempt.handle(Tick()))
         of_job = JobAgents(self.listener, self.transport, self.roster, JOB_INFO, None)
@@ -241,8 +242,9 @@ class Server:
         if self._thread.is_alive():
             self.end_attempt()
         agents, attempt = agents or agents_by_rank(2), self._plan.attempt + 1
-        self._plan = replace(self._plan, attempt=attempt, agents=agents)
-        self._begin(anew=False, awaited=awaited)
+        placement = replace(self._plan.placement, agents=agents, awaited=awaited or {})
+        self._plan = replace(self._plan, attempt=attempt, placement=placement)
+        self._begin(anew=False)
 
     def connect(self, rank):
         """An agent's connection, to which the head has said its first word."""

@@ -267,7 +267,7 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         save=job.save_time,
         ends_at=plan.ends_at,
         unhurried=bool(job.wrap) and job.grace is None,
-        grow=job.grow_after if plan.is_smaller else None,
+        grow=job.grow_after if plan.placement.is_smaller else None,
         teardown=job.grace,
     )
     awaited = registry.roster.missing() if registry is not None else {}
@@ -283,8 +283,8 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         drains=plan.head_may_return and POD_MARKER in shared.environ,
         cores=_cores_to_watch(plan, shared.environ) if registry is None else 0,
     )
-    hosts = plan.host_of | {rank: host for agent, host in awaited.items() for rank in plan.agents[agent]}
-    return Head(hosts, expected, limits, began, plan.agents, registry, asked)
+    hosts = plan.host_of | {rank: host for agent, host in awaited.items() for rank in plan.placement.agents[agent]}
+    return Head(hosts, expected, limits, began, plan.placement.agents, registry, asked)
 
 
 def _cores_to_watch(plan: Plan, environ: Mapping[str, str]) -> int:

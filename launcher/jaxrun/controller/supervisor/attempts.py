@@ -146,7 +146,7 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
         end = AttemptEnded(verdict.outcome, code, verdict.headline, verdict.log, *seen)
         # Verdict.json has the verdict on the whole job.
         shared.directory.record(LoggedEvent(history.began, end, verdict.attempt))
-        news = following.host_notes[len(plan.host_notes) :]
+        news = following.placement.notes[len(plan.placement.notes) :]
         shared.output.print_line(describe_restart(verdict, decision, shared.directory.shown_path, news))
         plan = replace(
             following,
@@ -165,10 +165,10 @@ def _run_attempt(
     log_dir = directory.make_attempt_directory(plan.attempt)
     if before:
         shared.output.begin_attempt(log_dir)
-    attempt = AttemptStarted(job.listen_addresses, plan.restart_reason, len(plan.hosts), plan.agents)
+    attempt = AttemptStarted(job.listen_addresses, plan.restart_reason, len(plan.hosts), plan.placement.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
     result = job.run_attempt(plan, record)
     outcome = result.outcome
     verdict = decide.decide(outcome, result.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
-    verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.host_notes)))
-    return replace(verdict, attempt=plan.attempt, before=before, left_out=plan.left_out), outcome
+    verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.placement.notes)))
+    return replace(verdict, attempt=plan.attempt, before=before, left_out=tuple(plan.placement.left_out)), outcome

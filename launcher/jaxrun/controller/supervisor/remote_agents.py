@@ -173,7 +173,9 @@ class RemoteAgents:
         self._search = None
         if not plan.is_started_by_hand:
             self._search = HostSearch(attempt.loop, clock, plan, shared.environ, agents.commands, shared.guard)
-        self._watches = HostWatches(SilenceLimit.of_head(agents.job_info.host_timeout, len(plan.agents)), clock)
+        self._watches = HostWatches(
+            SilenceLimit.of_head(agents.job_info.host_timeout, len(plan.placement.agents)), clock
+        )
         self._remote_output = RemoteOutput(shared.output, self._transport)
         self._losses = LossWatch(
             self._launch,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,12 +107,10 @@ class RemoteJob:
         port: HeadPort,
         staged: Staged | None = None,
         connected: Sequence[ConnectedAgent] = (),
-        awaited: Mapping[AgentId, str] | None = None,
     ) -> None:
-        """`connected` are agents that have come already; others are `awaited`, on these hosts."""
+        """`connected` are agents that have come already."""
         self._shared = shared
         self._connected = connected
-        self._awaited = awaited or {}
         self._port = port
         self._by_hand = plan.is_started_by_hand
         self._user_env = {**shared.environ, **plan.job.env}
@@ -142,7 +140,7 @@ class RemoteJob:
             self._retire(self._agents)
         elif self._agents is None and plan.job.verbose:
             self._shared.output.print_line(f"jaxrun: listening at {self._port.description}")
-        called = self._roster.begin(plan, anew=not self._agents_stay, awaited=self._awaited)
+        called = self._roster.begin(plan, anew=not self._agents_stay)
         registry = self._make_registry(plan)
         head = make_head(plan, self._shared, record, registry)
         attempt = AttemptLoop(self._shared, head, plan.attempt, preload=plan.job.preload)
@@ -161,7 +159,7 @@ class RemoteJob:
         outcome = agents.complete(attempt.run(agents))
         self._retired += agents.end_search()
         if outcome.reason is not EndReason.INTERRUPTED:  # a second Ctrl-C waits for no host
-            for line in self._quarantine.update(plan.host_of, outcome, self._roster):
+            for line in self._quarantine.update(plan, self._roster, outcome):
                 self._shared.output.print_line(f"jaxrun: {line}")
         return AttemptResult(outcome, attempt.hosts)
 
@@ -170,16 +168,15 @@ class RemoteJob:
         agents, roster, environ = self._agents, self._roster, self._shared.environ
         if agents is None or agents.launched.launch.reap():
             roster.end_launch()
-        following = plan_next_attempt(plan, outcome, roster, agents.found if agents is not None else (), environ)
+        found = agents.found if agents is not None else ()
+        following = plan_next_attempt(plan, roster, outcome, found, environ)
         if isinstance(following, Stop):
             return following
-        same_command = following.plan.launch_command == plan.launch_command
-        self._agents_stay = (
-            agents is not None and same_command and following.is_served(usable_agents(plan, outcome, roster))
-        )
-        self._awaited = following.awaited
+        is_served = following.placement.is_served_by(usable_agents(plan, roster, outcome))
+        same_command = following.launch_command == plan.launch_command
+        self._agents_stay = agents is not None and same_command and is_served
         try:
-            return following.plan if self._agents_stay else plan_new_agents(following.plan, environ)
+            return following if self._agents_stay else plan_new_agents(following, environ)
         except JaxrunError as error:
             return Stop(f"its agents cannot be started again: {error}")
 
