@@ -163,6 +163,28 @@ def test_names_of_jaxruns_variables_stand_in_one_file() -> None:
     assert coined == [("jaxrun_runtime.child_site.sitecustomize", CHILD_OF)]
 
 
+_MOST_THINGS = 7  # that a class of the controller is made from
+
+
+def _things(made: ast.ClassDef) -> int:
+    """Return how many things a class is made from: parameters of its __init__, or fields without a default."""
+    for part in made.body:
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            return len(part.args.args) - 1 + len(part.args.kwonlyargs)  # without self
+    return sum(isinstance(part, ast.AnnAssign) and part.value is None for part in made.body)
+
+
+def test_no_class_of_the_controller_is_made_from_more_things_than_people_keep_in_mind() -> None:
+    classes = [
+        (_module(path), part)
+        for path in (_LAUNCHER / "jaxrun" / "controller").rglob("*.py")
+        for part in _tree(path).body
+        if isinstance(part, ast.ClassDef)
+    ]
+    assert len(classes) > 100
+    assert not [f"{module}: {part.name}" for module, part in classes if _things(part) > _MOST_THINGS]
+
+
 def test_frontends_import_the_public_surface_and_no_more() -> None:
     """docs/how-it-works.md lists it."""
     _, _, rest = (_ROOT / "docs" / "how-it-works.md").read_text().partition("\n## The public surface\n")
