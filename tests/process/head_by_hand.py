@@ -36,6 +36,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import FabricFacts, Machine
 from jaxrun.records.event_log.actions import Finish
 from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
+from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.options import HOST_TIMEOUT_S
@@ -118,17 +119,6 @@ class Head:
         self._theirs.close()
 
 
-class Log:
-    """A RunDir that keeps what the head does not see."""
-
-    def __init__(self):
-        self.records = []
-
-    def record(self, logged):
-        if isinstance(logged.message, AgentTurnedAway | BadMessage | SpareReported | SpareLost):
-            self.records.append(logged.message)
-
-
 class Screen:
     """An Output without ranks."""
 
@@ -160,11 +150,13 @@ class HeadByHand:
     def __init__(self, attached_to="", **wanted):
         self._quiet = socket.socketpair()
         self.roster = Roster(waits="wait_hosts" in wanted)
-        self.head, self._log, self._screen, nobody = Head(self.roster), Log(), Screen(), Nobody()
+        self.head, self._screen, nobody = Head(self.roster), Screen(), Nobody()
+        self.records, directory = [], RunDir(None)  # what the head does not see
+        directory.on_event(lambda logged, line: self._note(logged.message))
         quiet, unasked = self._quiet[0], JobServer("ab" * 16, None, "", None)
         self._shared = Supervision(
             {},
-            self._log,
+            directory,
             self._screen,
             time.time,
             nobody,
@@ -188,9 +180,9 @@ class HeadByHand:
     def events(self):
         return self.head.events
 
-    @property
-    def records(self):
-        return self._log.records
+    def _note(self, told):
+        if isinstance(told, AgentTurnedAway | BadMessage | SpareReported | SpareLost):
+            self.records.append(told)
 
     @property
     def printed(self):
