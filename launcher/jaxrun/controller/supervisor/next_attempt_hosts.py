@@ -1,4 +1,5 @@
-"""Decides where the next attempt runs. Pure: each question is a function of the plan, the roster and the outcome.
+"""Decides where the next attempt runs. Pure: each question is a function of the plan, the roster and the outcome,
+or of what others have answered.
 
     Which agents can another attempt use?                   usable_agents
     Is a lost host waited for, at full size? --wait-hosts   wait_for_hosts
