@@ -11,8 +11,6 @@ import os
 import sys
 from collections.abc import Mapping
 
-from msgspec.structs import replace
-
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_ranks
@@ -38,6 +36,10 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         ranks_of.setdefault(host, []).append(rank)
     commands = {host: [*AGENT_ARGV, f"{ranks[0]}-{ranks[-1]}", str(len(hosts))] for host, ranks in ranks_of.items()}
     told = json.dumps([os.getcwd(), forwarded_variables(environ, job.env), commands])
-    command = LaunchCommand(engine="", title="ssh to each host", argv=(sys.executable, "-c", _START, told))
-    planned = plan_remote(job, environ, job_id, command, hosts)
-    return replace(planned, agents={AgentId(ranks[0]): tuple(ranks) for ranks in ranks_of.values()})
+    command = LaunchCommand(
+        engine="",
+        title="ssh to each host",
+        argv=(sys.executable, "-c", _START, told),
+        agents={AgentId(ranks[0]): tuple(ranks) for ranks in ranks_of.values()},
+    )
+    return plan_remote(job, environ, job_id, command, hosts)

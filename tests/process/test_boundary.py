@@ -5,7 +5,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -161,6 +161,50 @@ def test_names_of_jaxruns_variables_stand_in_one_file() -> None:
             if isinstance(node, ast.BinOp) and ast.unparse(node.left) == "RESERVED_PREFIX" and module not in of_fields:
                 coined.append((module, ast.unparse(node)))
     assert coined == [("jaxrun_runtime.child_site.sitecustomize", CHILD_OF)]
+
+
+_MOST_THINGS = 7  # that a class of the controller is made from
+
+
+def _things(made: ast.ClassDef) -> int:
+    """Return how many things a class is made from: parameters of its __init__, or fields without a default."""
+    for part in made.body:
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            return len(part.args.args) - 1 + len(part.args.kwonlyargs)  # without self
+    return sum(isinstance(part, ast.AnnAssign) and part.value is None for part in made.body)
+
+
+def _controller_classes() -> dict[str, ast.ClassDef]:
+    files = (_LAUNCHER / "jaxrun" / "controller").rglob("*.py")
+    classes = [part for path in files for part in _tree(path).body if isinstance(part, ast.ClassDef)]
+    assert len(classes) > 100
+    return {one.name: one for one in classes}
+
+
+def test_no_class_of_the_controller_is_made_from_more_things_than_people_keep_in_mind() -> None:
+    assert not [name for name, made in _controller_classes().items() if _things(made) > _MOST_THINGS]
+
+
+def _functions(made: ast.ClassDef) -> list[ast.FunctionDef]:
+    return [part for part in made.body if isinstance(part, ast.FunctionDef)]
+
+
+def _used_by(made: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> set[str]:
+    """Return the classes that a class is given: its fields and parameters; of a Protocol, those that fit it."""
+    given = [part.annotation for part in made.body if isinstance(part, ast.AnnAssign)]
+    for each in _functions(made):
+        given += [one.annotation for one in (*each.args.args, *each.args.kwonlyargs) if one.annotation is not None]
+    used = {word for one in given for word in re.findall(r"\w+", ast.unparse(one))}
+    if any(ast.unparse(base) == "Protocol" for base in made.bases):
+        wanted = {each.name for each in _functions(made)}
+        used |= {name for name, other in classes.items() if wanted <= {each.name for each in _functions(other)}}
+    return used & classes.keys() - {made.name}
+
+
+def test_no_class_of_the_controller_is_given_to_one_that_it_is_given() -> None:
+    """Otherwise one of both is incomplete when it is made, and neither can be read alone."""
+    classes = _controller_classes()
+    TopologicalSorter({name: _used_by(made, classes) for name, made in classes.items()}).prepare()
 
 
 def test_frontends_import_the_public_surface_and_no_more() -> None:

@@ -227,57 +227,57 @@ def test_a_host_that_was_asked_has_answered_also_where_more_is_on_its_way(loop, 
     monkeypatch.setattr(
         Connection, "silence_s", lambda self, *, only_data=False: 60.0
     )  # so only what it acknowledges counts
-    watches = HostWatches(LIMIT, Clock())
-    watches.ask(transport)
-    wait_until(lambda: not watches.unanswered(transport))
+    watches = HostWatches(transport, LIMIT, Clock())
+    watches.ask()
+    wait_until(lambda: not watches.unanswered())
     send_much(transport)
-    assert head.acknowledged_bytes() < head.queued_bytes and watches.unanswered(transport) == []
-    watches.ask(transport)
-    assert watches.unanswered(transport) == [LINK]
+    assert head.acknowledged_bytes() < head.queued_bytes and watches.unanswered() == []
+    watches.ask()
+    assert watches.unanswered() == [LINK]
     assert len(receive(agent, TIMES, lambda: loop.run_once(0.001))) == TIMES
-    wait_until(lambda: not watches.unanswered(transport))
+    wait_until(lambda: not watches.unanswered())
     watches.close()
 
 
 def test_a_host_whose_agent_is_stopped_has_answered_once_anything_is_heard_of_its_kernel(transport, monkeypatch):
-    watches = HostWatches(LIMIT, clock := Clock())
+    watches = HostWatches(transport, LIMIT, clock := Clock())
     while not transport.connection(LINK).unsent_bytes:
         transport.send((LINK,), LARGE)
     monkeypatch.setattr(Connection, "silence_s", lambda self, *, only_data=False: clock.now - heard_at)
     heard_at = clock.now
-    watches.ask(transport)
+    watches.ask()
     clock.now += 1.0
-    assert watches.unanswered(transport) == [LINK]
+    assert watches.unanswered() == [LINK]
     heard_at = clock.now
-    assert watches.unanswered(transport) == []
+    assert watches.unanswered() == []
     watches.close()
 
 
 def test_beats_keep_a_host_busy_that_reads_and_reach_nobody(ends, transport):
     head, agent = ends
-    watches = HostWatches(LIMIT, clock := Clock())
+    watches = HostWatches(transport, LIMIT, clock := Clock())
     for _ in range(3):
         sent = head.queued_bytes
-        assert watches.check(transport) == ([], "") and head.queued_bytes > sent
+        assert watches.check() == ([], "") and head.queued_bytes > sent
         wait_until(lambda: head.acknowledged_bytes() == head.queued_bytes)
         sent = head.queued_bytes
-        assert watches.check(transport) == ([], "") and head.queued_bytes == sent  # not yet due
+        assert watches.check() == ([], "") and head.queued_bytes == sent  # not yet due
         clock.now += LIMIT.beat_interval
     transport.send((LINK,), OutputCredit(1))
     assert receive(agent) == [OutputCredit(1)]
     while not head.unsent_bytes:  # the agent is stopped
         transport.send((LINK,), LARGE)
     sent = head.queued_bytes
-    assert watches.check(transport) == ([], "") and head.queued_bytes == sent
+    assert watches.check() == ([], "") and head.queued_bytes == sent
     watches.close()
 
 
 def test_many_agents_get_beats_less_often(ends, transport):
     head, _ = ends
-    watches = HostWatches(SilenceLimit.of_head(2.0, 1001), clock := Clock())
+    watches = HostWatches(transport, SilenceLimit.of_head(2.0, 1001), clock := Clock())
     sent = []
     for _ in range(3):
-        watches.check(transport)
+        watches.check()
         sent.append(head.queued_bytes)
         wait_until(lambda: head.acknowledged_bytes() == head.queued_bytes)
         clock.now += LIMIT.beat_interval
@@ -287,15 +287,15 @@ def test_many_agents_get_beats_less_often(ends, transport):
 
 def test_the_head_loses_a_silent_host_and_says_where_probes_are_of_no_use(ends, transport, monkeypatch):
     head = ends[0]
-    watches = HostWatches(LIMIT, clock := Clock())
+    watches = HostWatches(transport, LIMIT, clock := Clock())
     monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: errno.EINPROGRESS)  # a firewall drops it
     notice = ""
     while not notice:
-        lost, notice = watches.check(transport)
+        lost, notice = watches.check()
         assert lost == []
         clock.now = watches.next_check
     monkeypatch.setattr(Connection, "silence_s", lambda self, *, only_data=False: 8.0)
-    assert watches.check(transport) == ([LINK], "") and head.lost_reason == "nothing was heard from its host for 8 s"
+    assert watches.check() == ([LINK], "") and head.lost_reason == "nothing was heard from its host for 8 s"
     reason = "such a host is lost after 8 s of silence, not after 2 s"
     assert notice == f"jaxrun: 127.0.0.1 answers no probes, as behind a firewall: {reason}"
     watches.close()
@@ -375,21 +375,24 @@ def test_a_host_is_probed_as_soon_as_it_connects_so_that_it_is_lost_in_time_also
     ends, transport, monkeypatch
 ):
     head = ends[0]
-    watches = HostWatches(LIMIT, clock := Clock())
+    watches = HostWatches(transport, LIMIT, clock := Clock())
     watches.begin(head)
-    probe = socket.socket.connect_ex
+    probe, probed = socket.socket.connect_ex, []
     answers = iter([True])  # to the first probe; then it has lost its power
     monkeypatch.setattr(
         socket.socket,
         "connect_ex",
-        lambda self, address: probe(self, address) if next(answers, False) else errno.EINPROGRESS,
+        lambda self, address: probed.append(0) or (probe(self, address) if next(answers, False) else errno.EINPROGRESS),
     )
     monkeypatch.setattr(Connection, "silence_s", lambda self, *, only_data=False: clock.now - begun)
     begun = clock.now
     lost: list[int] = []
     while not lost and clock.now - begun < 10:
         clock.now = watches.next_check
-        lost, notice = watches.check(transport)
+        lost, notice = watches.check()
         assert notice == ""
     assert head.lost_reason == "nothing was heard from its host for 2 s" and clock.now - begun < 3.0
+    before = len(probed)
+    watches.begin(head)  # as if it came back: nothing is known of it any more
+    assert len(probed) > before
     watches.close()

@@ -15,6 +15,7 @@ from jaxrun.spec.backends import sbatch
 from jaxrun.spec.backends.planning import make_plan
 from jaxrun.spec.backends.slurm_job import end_of_allocation
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.rank_placement import describe_left_out
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-3]", "SLURM_JOB_CPUS_PER_NODE": "2(x3)", "SLURM_NTASKS": "6"}
 
@@ -43,7 +44,7 @@ def test_no_rank_is_on_an_excluded_host_and_the_plan_says_why(programs, backend,
     wanted = {"program": ("train.py",), "backend": backend, "exclude_hosts": "h2,h9", **wanted}
     made = make_plan(Job(**wanted), environ, "ab" * 16)
     assert [worker.host for worker in made.workers] == ["h1", "h1", "h3", "h3"]
-    assert (made.left_out, made.exclusion) == (("h2",), "without h2 (--exclude-hosts)")
+    assert describe_left_out(made.placement.left_out, None) == "without h2 (--exclude-hosts)"
     assert not any("h2" in word for word in made.launch_command.argv)
 
 

@@ -53,10 +53,11 @@ from jaxrun.records.event_log.actions import (
     SignalRanks,
 )
 from jaxrun.records.event_log.events import LauncherSignalled, Tick
-from jaxrun.spec.backends.remote_plan import agents_by_rank, plan_remote
+from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
+from jaxrun.spec.job.rank_placement import agents_by_rank
 
 JOB_ID = "ab" * 16
 REAPED_AFTER_S = 0.001
@@ -379,13 +380,13 @@ def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared
     )
 
 
-def seated(plan, there=(), *, reported=(), awaited=None):
+def seated(plan, there=(), *, reported=()):
     """The roster of an attempt in which agents are `there`, and some have reported; those that wait are ready."""
-    roster = Roster.of(plan, awaited)
+    roster = Roster.of(plan)
     for agent in there:
         roster.arrive(LinkId(agent), agent)
         roster.say(LinkId(agent), AgentConnected(agent, f"h{agent}"))
-    for agent in {*reported, *(agent for agent in there if not plan.agents[agent])}:
+    for agent in {*reported, *(agent for agent in there if not plan.placement.agents[agent])}:
         roster.add_report(report(agent, roster.seats[agent].host, len(plan.workers)))
     return roster
 

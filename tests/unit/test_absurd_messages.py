@@ -65,7 +65,7 @@ from jaxrun.records.event_log.events import (
     TerminalLine,
     check_event,
 )
-from jaxrun.spec.backends.remote_plan import agents_by_rank
+from jaxrun.spec.job.rank_placement import agents_by_rank
 from jaxrun.terminal import TerminalFormat
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2"}

@@ -18,8 +18,8 @@ from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.rundir.rundir import RunDir
-from jaxrun.spec.backends.remote_plan import agents_by_rank
 from jaxrun.spec.backends.slurm_allocation import Allocation
+from jaxrun.spec.job.rank_placement import agents_by_rank
 from jaxrun.terminal import TerminalFormat
 
 _SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "doctor.json"

@@ -36,7 +36,7 @@ def found(*agents, record=RECORD):
 
 def test_the_job_continues_with_the_next_attempt_and_waits_for_the_agents_that_have_not_come():
     begun = continue_job(plan(), found(1), 1500.0)
-    assert (begun.plan.job_id, begun.plan.attempt, begun.awaited) == (RECORD.job_id, 3, {2: "h3"})
+    assert (begun.plan.job_id, begun.plan.attempt, begun.plan.placement.awaited) == (RECORD.job_id, 3, {2: "h3"})
     assert (begun.history.started, begun.history.began) == (1000.0, 1500.0)
     assert begun.plan.restart_reason == "host 0 (h1) was lost in attempt 2, and the head of the job with it"
     assert begun.history.ends == (KILLED, AttemptEnd("lost", saved_step=9))

@@ -16,7 +16,6 @@ from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.stop_messages import PollCount, StopAt, StopPolled, StopReached, StopRequested
 from jaxrun.records.event_log.events import HostsFound
 from jaxrun.spec.backends import manual
-from jaxrun.spec.backends.remote_plan import replace_hosts, take_back
 from jaxrun.spec.job.job import Job
 from jaxrun.text import format_sizes
 
@@ -102,37 +101,6 @@ def test_growing_counts_neither_as_a_restart_nor_as_a_failure():
     assert end == AttemptEnd(EndReason.GROWN, saved_step=12)
 
 
-# ---- where ranks are
-
-WHOLE = ("h1", "h1", "h2", "h2", "h3", "h3")
-
-
-WITH_H4, WITH_H9 = (("h1", "h1", other, other, "h3", "h3") for other in ("h4", "h9"))
-TWO = ("h1", "h1", "h3", "h3")
-# The hosts that were lost, the spare ones, and those that are there again.
-PLACED = {
-    "its own host": ({"h2"}, (), ("h2",), WHOLE, WHOLE),
-    "another host": ({"h2"}, (), ("h9",), WITH_H9, WITH_H9),
-    "its own rather than another": ({"h2"}, (), ("h9", "h2"), WHOLE, WHOLE),
-    "none": ({"h2"}, (), (), TWO, WHOLE),
-    "one that it has": ({"h2"}, (), ("h1",), TWO, WHOLE),
-    "one of two missing": ({"h1", "h2"}, (), ("h1",), TWO, WHOLE),
-    "one in whose place is a spare": ({"h2"}, ("h4",), ("h2",), WITH_H4, WITH_H4),
-    "one where none is missing": (set(), (), ("h9",), WHOLE, WHOLE),
-}
-
-
-@pytest.mark.parametrize(("lost", "spares", "there", "placement", "whole"), PLACED.values(), ids=PLACED)
-def test_a_host_that_is_there_again_takes_the_place_of_the_missing_one(lost, spares, there, placement, whole):
-    before = replace_hosts(WHOLE, spares, lost, 1, WHOLE)
-    choice = take_back(before, there)
-    assert (choice.placement, choice.whole) == (placement, whole)
-    if lost == {"h1", "h2"}:
-        assert choice.notes[-1] == "h1 taken back: 4 ranks on 2 hosts"
-    if spares:
-        assert choice == before
-
-
 # ---- one command on each host
 
 
@@ -147,11 +115,11 @@ def hand_plan(**wanted):
 def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_others_back():
     plan = hand_plan(min_hosts=2)
     fewer = manual.replan_manual(plan, {0, 4})
-    assert fewer.agents == {0: (0, 1), 2: (), 4: (2, 3)} and fewer.is_smaller
+    assert fewer.placement.agents == {0: (0, 1), 2: (), 4: (2, 3)} and fewer.placement.is_smaller
     assert [worker.host for worker in fewer.workers] == ["--host-rank 0"] * 2 + ["--host-rank 2"] * 2
     assert [worker.local_rank for worker in fewer.workers] == [0, 1, 0, 1]
     again = manual.replan_manual(fewer, {0, 2, 4})
-    assert (again.agents, again.workers) == (plan.agents, plan.workers) and not again.is_smaller
+    assert (again.placement, again.workers) == (plan.placement, plan.workers)
 
 
 @pytest.mark.parametrize(

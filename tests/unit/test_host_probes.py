@@ -17,7 +17,7 @@ from jaxrun.protocol.agent_messages import ClockProbe, ClockReply, StartWorkers
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.worker_messages import CoordinatorReady, Join, StartCoordinator
 from jaxrun.records.event_log.actions import RecordClock, SendToAgents
-from jaxrun.spec.backends.remote_plan import agents_by_rank
+from jaxrun.spec.job.rank_placement import agents_by_rank
 
 
 def startup(hosts, **wanted):

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from remote_plans import CLOSED, INIT, WAIT, follow, hand_plan, mpirun_plan, with_placement
 from simulation import JOB_ID, report, seated
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.agent_registry import AgentRegistry
@@ -18,7 +19,7 @@ from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
 from jaxrun.controller.head.worker_assignment import Told
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import make_head
-from jaxrun.controller.supervisor.next_attempt_hosts import Following, plan_next_attempt
+from jaxrun.controller.supervisor.next_attempt_hosts import plan_next_attempt
 from jaxrun.controller.supervisor.quarantine_decision import decide_quarantine
 from jaxrun.errors import UsageError
 from jaxrun.protocol.agent_messages import AgentSignalled, StartWorkers
@@ -29,44 +30,18 @@ from jaxrun.protocol.worker_messages import MpiImported
 from jaxrun.records.event_log.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
 from jaxrun.records.event_log.events import AgentLost, HostsFound, LauncherSignalled, Requested, Tick
 from jaxrun.spec.backends import manual
-from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import LaunchCommand
-
-WAIT, INIT = 300.0, 60.0
-CLOSED = "the connection to its agent was closed"
-
-
-def hand_plan(each=1, **wanted):
-    """One command on each of three hosts."""
-    options = {"max_restarts": 1, "wait_hosts": WAIT, "init_timeout": INIT, **wanted}
-    job = Job(
-        program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7",
-        processes_per_host=each, **options,
-    )  # fmt: skip
-    return manual.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
-
-
-def mpirun_plan(hosts=("h1", "h1", "h2", "h2"), *, spares=(), **wanted):
-    """Agents of mpirun, one for each rank, which outlive the loss of a host."""
-    options = {"max_restarts": 1, "wait_hosts": WAIT, "init_timeout": INIT, **wanted}
-    job = Job(program=("train.py",), backend="mpirun", platform="cpu", processes=len(hosts), **options)
-    argv, all_hosts = ("mpirun", "python", "-m", "jaxrun.node.agent"), (*hosts, *spares)
-    command = LaunchCommand(
-        "open-mpi", "mpirun", argv, agent_hosts=all_hosts, size=len(hosts), survive_host_loss=True, agents_stay=True
-    )
-    return plan_remote(job, {}, JOB_ID, command, hosts, (), spares)
 
 
 class Starting:
     """The head of an attempt that begins without some agents. Times are seconds since its start."""
 
     def __init__(self, plan, awaited):
-        self.plan = plan
-        registry = AgentRegistry(self.plan, Told({}, "", ""), Roster.of(plan, awaited))
+        self.plan = plan = with_placement(plan, awaited=awaited)
+        registry = AgentRegistry(self.plan, Told({}, "", ""), Roster.of(plan))
         size = len(plan.workers)
         limits, expected = TimeLimits(INIT, None, 5.0, 30.0), Expected(size, "", "cpu", 1)
-        self.head = Head(plan.host_of, expected, limits, 0.0, self.plan.agents, registry)
+        self.head = Head(plan.host_of, expected, limits, 0.0, self.plan.placement.agents, registry)
         self.now, self.actions = 0.0, []
 
     def handle(self, *events):
@@ -203,10 +178,10 @@ def test_a_host_lost_after_all_have_reported_and_before_the_workers_are_there_is
     assert first.starts and first.outcome.text.startswith("the agent of rank 2 (h3) was lost before it started")
     assert dict(first.outcome.lost_early) == {2: CLOSED}
     assert summarize_end(first.outcome, has_run_before=False) == AttemptEnd("lost")
-    following = follow(plan, first.outcome, {0, 1}, reported={0, 1, 2})
-    assert following.awaited == {2: "h3"} and not following.plan.is_smaller
+    following = follow(plan, first.outcome, {0, 1}, reported={0, 1, 2}).placement
+    assert following.awaited == {2: "h3"} and not following.is_smaller
     nobody_waits = replace(plan, job=replace(plan.job, wait_hosts=None))
-    assert follow(nobody_waits, first.outcome, {0, 1}, reported={0, 1, 2}).plan.is_smaller
+    assert follow(nobody_waits, first.outcome, {0, 1}, reported={0, 1, 2}).placement.is_smaller
 
 
 def test_an_engines_host_lost_before_its_workers_are_there_is_one_to_avoid():
@@ -214,10 +189,9 @@ def test_an_engines_host_lost_before_its_workers_are_there_is_one_to_avoid():
     plan = mpirun_plan(("h1", "h2", "h3"), min_hosts=2, wait_hosts=None)
     roster = seated(plan, {0, 1, 2}, reported={0, 1, 2})
     roster.lose(1, CLOSED, is_silent=True)
-    assert decide_quarantine({0: "h1", 1: "h2"}, outcome, roster).hosts == {"h2": f"lost: {CLOSED}"}
-    assert plan_next_attempt(plan, outcome, roster, (), {"PATH": ""}).why.startswith(
-        "the job cannot be placed on other hosts"
-    )
+    assert decide_quarantine(plan, roster, outcome).hosts == {"h2": f"lost: {CLOSED}"}
+    end = plan_next_attempt(plan, roster, outcome, (), {"PATH": ""})
+    assert end.why.startswith("the job cannot be placed on other hosts")
 
 
 def test_it_is_said_once_that_a_program_with_mpi_is_not_waited_for():
@@ -269,8 +243,8 @@ def test_a_drained_pod_is_named_and_its_host_awaited_without_counting_a_restart(
     plan = hand_plan()
     end = summarize_end(outcome, has_run_before=False)
     assert isinstance(decide_restart((end, end, end), 1, "lost"), Restart)
-    following = follow(plan, outcome, {0, 2})
-    assert following.awaited == {1: "h2"} and not following.plan.is_smaller
+    following = follow(plan, outcome, {0, 2}).placement
+    assert following.awaited == {1: "h2"} and not following.is_smaller
 
 
 def test_the_head_that_goes_away_leaves_the_job_to_the_one_that_takes_its_place(simulate):
@@ -278,66 +252,6 @@ def test_the_head_that_goes_away_leaves_the_job_to_the_one_that_takes_its_place(
     decision = decide_restart((summarize_end(job.outcome, has_run_before=False),), 1, "failure")
     assert isinstance(decision, Stop) and "the other pods keep the job" in decision.why
     assert job.lines[0] == "the pod of h1 goes away; the others stay until another takes its place (--wait-hosts)"
-
-
-# ---- where the next attempt runs
-
-
-def follow(plan, outcome, there, *, reported=(), awaited=None):
-    """The next attempt after one that has left these agents."""
-    return plan_next_attempt(plan, outcome, seated(plan, there, reported=reported, awaited=awaited), (), {})
-
-
-def lost(plan, *ranks, **more):
-    names = {rank: f"h{rank // (len(plan.workers) // 3) + 1}" for rank in plan.host_of}
-    workers = tuple(WorkerOutcome(rank, names[rank], 1.0, None, lost_reason=CLOSED * (rank in ranks)) for rank in names)
-    return JobOutcome(EndReason.FAILED, workers, run_at=1.0, **more)
-
-
-def test_one_command_a_host_begins_the_next_attempt_at_full_size():
-    plan = hand_plan(2, min_hosts=2)
-    following = follow(plan, lost(plan, 2, 3), {0, 4})
-    assert (following.plan.agents, following.plan.workers, following.awaited) == (plan.agents, plan.workers, {2: "h2"})
-    assert following.is_served({0, 4}) and not following.is_served({0})
-
-
-def test_after_a_wait_in_vain_the_job_shrinks_or_ends():
-    plan, awaited = hand_plan(min_hosts=2), {1: "h2"}
-    in_vain = JobOutcome(EndReason.UNAVAILABLE, not_back=(1,))
-    smaller = follow(plan, in_vain, {0, 2}, awaited=awaited)
-    assert smaller.plan.is_smaller and smaller.plan.agents == {0: (0,), 1: (), 2: (1,)} and not smaller.awaited
-    assert isinstance(follow(hand_plan(), in_vain, {0, 2}, awaited=awaited), Stop)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "usable", "more"),
-    [({"wait_hosts": None}, {0, 2}, {}), ({}, {1, 2}, {}), ({}, {0, 2}, {"failed_checks": {1: "sick"}})],
-    ids=["not asked for", "the agent of host 0 is gone", "a host is sick"],
-)
-def test_nobody_is_waited_for(wanted, usable, more):
-    plan = hand_plan(**wanted)
-    assert isinstance(follow(plan, lost(plan, 1, **more), usable), Stop)
-
-
-def test_without_a_lost_host_nobody_is_awaited():
-    plan = hand_plan()
-    assert follow(plan, lost(plan), {0, 1, 2}, awaited={1: "h2"}) == Following(plan)
-
-
-def test_a_host_that_is_awaited_still_keeps_its_name():
-    plan = hand_plan()
-    following = follow(plan, lost(plan, 2), {0}, awaited={1: "box"})
-    assert following.awaited == {1: "box", 2: "h3"}
-
-
-def test_of_an_engines_agents_one_takes_all_ranks_of_a_lost_host():
-    plan = mpirun_plan(spares=("h3",))
-    outcome = JobOutcome(EndReason.FAILED, uses_mpi=False)
-    following = follow(plan, outcome, {0, 1, 4})
-    assert following.plan.agents == {0: (0,), 1: (1,), 2: (2, 3), 4: ()} and following.awaited == {2: "h2"}
-    assert following.plan.spare_hosts == ("h3",) and following.is_served({0, 1, 4})
-    one_of_two = follow(plan, outcome, {0, 1, 2, 4})
-    assert one_of_two.plan.agents == plan.agents and one_of_two.awaited == {3: "h2"}
 
 
 def test_pods_know_their_job_by_its_token_where_their_run_directory_may_outlive_them():
@@ -384,6 +298,6 @@ def test_an_awaited_host_has_its_name_from_the_start():
     class Shared:
         started, environ = 0.0, {}
 
-    plan, began = hand_plan(), JobRecord("", "", 1, 0.0, 0.0)
-    registry = AgentRegistry(plan, Told({}, "", ""), Roster.of(plan, {2: "h3"}))
+    plan, began = with_placement(hand_plan(), awaited={2: "h3"}), JobRecord("", "", 1, 0.0, 0.0)
+    registry = AgentRegistry(plan, Told({}, "", ""), Roster.of(plan))
     assert make_head(plan, Shared(), began, registry).hosts[2] == "h3"

@@ -220,8 +220,8 @@ def test_each_host_starts_the_agent_of_its_own_ranks(request_, machine, ranks, s
     assert made.launch_command.argv[-2:] == (ranks, str(size)) and len(made.workers) == size
     first, last = map(int, ranks.split("-"))
     own = [worker.rank for worker in made.workers if worker.host == f"--host-rank {request_['host_rank']}"]
-    assert own == list(range(first, last + 1)) and made.agents[first] == tuple(own)
-    assert sorted(rank for ranks in made.agents.values() for rank in ranks) == list(range(size))
+    assert own == list(range(first, last + 1)) and made.placement.agents[first] == tuple(own)
+    assert sorted(rank for ranks in made.placement.agents.values() for rank in ranks) == list(range(size))
     assert f"on {request_['hosts']} hosts, with a command on each" in plan_summary(made)
 
 

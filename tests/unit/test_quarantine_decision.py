@@ -13,15 +13,21 @@ SILENCE = "nothing was heard from its host for 2 s"
 HOSTS = {0: "h1", 1: "h2", 2: "h3"}  # the launcher is on h1
 NOT_REACHED = "no agent on another host has reported, so it may be that none can be reached from here"
 ALL_LOST = "all other hosts are silent as well, so it may be this host's network"
+PLAN = plan_remote(
+    Job(program=("train.py",), backend="mpirun", platform="cpu", processes=3),
+    {},
+    "ab" * 16,
+    LaunchCommand("open-mpi", "mpirun", ("mpirun",), agent_hosts=("h1", "h2", "h3", "h4"), size=3),
+    [*HOSTS.values()],
+    (),
+    ["h4"],
+)
 
 
 def roster_of(spares, reported, silent):
     """The seats of ranks 0 to 2, and of a spare agent on h4; these spare hosts are lost, these hosts are silent."""
-    command = LaunchCommand("open-mpi", "mpirun", ("mpirun",), agent_hosts=("h1", "h2", "h3", "h4"), size=3)
-    job = Job(program=("train.py",), backend="mpirun", platform="cpu", processes=3)
-    plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2", "h3"], (), ["h4"])
     agents = {f"h{agent + 1}": agent for agent in range(4)}
-    roster = seated(plan)
+    roster = seated(PLAN)
     for host in reported:
         address = {"address": HEAD_ADDRESS} if host == "h1" else {}
         roster.add_report(report(agents[host], host, 3, **address))
@@ -35,7 +41,7 @@ def decide(lost=(), spares=(), reported=(), silent=(), checks=None):
     """The lost ranks and spare hosts, the hosts whose agents have reported, and those that are silent."""
     workers = [WorkerOutcome(rank, HOSTS[rank], 5.0, None, lost_reason=SILENCE) for rank in lost]
     outcome = JobOutcome(EndReason.FAILED, tuple(workers), failed_checks=checks or {})
-    return decide_quarantine(HOSTS, outcome, roster_of(spares, reported, silent))
+    return decide_quarantine(PLAN, roster_of(spares, reported, silent), outcome)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +94,4 @@ def test_a_failed_check_is_evidence_whatever_else_is_lost():
 
 def test_a_job_that_started_no_worker_has_nobody_to_blame():
     outcome = JobOutcome(EndReason.UNAVAILABLE, text="no mpirun")
-    assert decide_quarantine(HOSTS, outcome, roster_of([], [], [])).hosts == {}
+    assert decide_quarantine(PLAN, roster_of([], [], []), outcome).hosts == {}

@@ -1,7 +1,5 @@
 """Whether a job is started again after an attempt, how the ends of attempts are told apart, and on which hosts."""
 
-from unittest.mock import ANY
-
 import pytest
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
@@ -11,7 +9,6 @@ from jaxrun.errors import UsageError
 from jaxrun.protocol.job_record import AlikeFailure, AttemptEnd
 from jaxrun.protocol.worker_messages import Failed, WorkerStage
 from jaxrun.spec.backends.mpi_hosts import HostSlots, place_on_hosts, spare_hosts
-from jaxrun.spec.backends.remote_plan import HostChoice, agents_by_rank, assign_agents, replace_hosts
 from jaxrun.spec.job.job import Job
 
 KILLED = AttemptEnd("lost", AlikeFailure(status=-9))
@@ -155,73 +152,6 @@ def test_the_saved_step_is_kept():
 
 # ---- hosts
 
-PLACEMENT = ("h1", "h1", "h2", "h2", "h3", "h3")
-
-
-# The spare hosts, those that were lost, --min-hosts, and the choice: placement, spares left, hosts left out, notes.
-def choice(placement, spares="", left_out="", notes=()):
-    return HostChoice(tuple(placement.split()), tuple(spares.split()), tuple(left_out.split()), notes)
-
-
-SAME = "h1 h1 h2 h2 h3 h3"
-TAKES, LEAVES = ("h4 takes the place of h2",), ("h2 is left out: 4 ranks on 2 hosts",)
-# The spare hosts, those that were lost, --min-hosts, and the choice.
-CHOICES = {
-    "a spare host takes all ranks of the lost one": (
-        "h4 h5",
-        "h2",
-        None,
-        choice("h1 h1 h4 h4 h3 h3", "h5", "h2", TAKES),
-    ),
-    "several do in the order of ranks": ("h4 h5", "h3 h1", None, choice("h4 h4 h2 h2 h5 h5", "", "h1 h3", ANY)),
-    "without a spare host the job stays where it is": ("", "h2", None, choice(SAME)),
-    "unless it may be smaller": ("", "h2", 2, choice("h1 h1 h3 h3", "", "h2", LEAVES)),
-    "but not as small as that": ("", "h2", 3, choice(SAME)),
-    "spare hosts come before a smaller job": ("h4", "h1 h2 h3", 2, choice("h4 h4 h3 h3", "", "h1 h2", ANY)),
-    "a host that the job does not use is no loss": ("h4", "h9", 1, choice(SAME, "h4")),
-}
-
-
-@pytest.mark.parametrize(("spares", "lost", "min_hosts", "made"), CHOICES.values(), ids=CHOICES)
-def test_where_a_job_goes_on(spares, lost, min_hosts, made):
-    assert replace_hosts(PLACEMENT, tuple(spares.split()), set(lost.split()), min_hosts) == made
-
-
-AGENTS = dict(enumerate((*PLACEMENT, "h4", "h4", "h5", "h5")))  # those behind the ranks' own wait
-
-
-def without(*lost):
-    return {number: host for number, host in AGENTS.items() if host not in lost}
-
-
-def test_agents_that_wait_take_the_ranks_of_a_lost_host_and_every_other_rank_keeps_its_agent():
-    numbers = assign_agents(("h1", "h1", "h4", "h4", "h3", "h3"), without("h2"), ("h5",))
-    assert numbers == {0: (0,), 1: (1,), 6: (2,), 7: (3,), 4: (4,), 5: (5,), 8: (), 9: ()}
-    again = assign_agents(("h5", "h5", "h4", "h4", "h3", "h3"), without("h1", "h2"))
-    assert again == {8: (0,), 9: (1,), 6: (2,), 7: (3,), 4: (4,), 5: (5,)}
-
-
-def test_a_smaller_job_keeps_the_agents_of_the_hosts_that_are_left():
-    assert assign_agents(("h1", "h1", "h3", "h3"), without("h2", "h4", "h5")) == {0: (0,), 1: (1,), 4: (2,), 5: (3,)}
-
-
-def test_without_an_agent_for_each_rank_the_job_does_not_continue():
-    placement = ("h1", "h1", "h4", "h4", "h3", "h3")
-    assert assign_agents(placement, without("h2", "h4")) is None
-    assert assign_agents(placement, {number: host for number, host in AGENTS.items() if number != 7}) is None
-    assert assign_agents(placement, {}, share=True) is None
-
-
-def test_the_ranks_of_a_host_may_share_the_agents_that_are_there():
-    placement = ("h1", "h4", "h4", "h4", "h1")
-    there = {0: "h1", 1: "h1", 6: "h4", 7: "h4", 8: "h5"}
-    assert assign_agents(placement, there, ("h5",), share=True) == {0: (0,), 1: (4,), 6: (1,), 7: (2, 3), 8: ()}
-
-
-def test_at_first_each_rank_has_the_agent_of_its_number_and_the_others_wait():
-    assert agents_by_rank(2) == {0: (0,), 1: (1,)}
-    assert agents_by_rank(2, 4) == {0: (0,), 1: (1,), 2: (), 3: ()}
-
 
 def job(**wanted):
     return Job(**{"program": ("p",), "backend": "mpirun", "max_restarts": 1, **wanted})
@@ -238,7 +168,6 @@ NAMED = [HostSlots(name, 2) for name in ("h1", "h2", "h3")]
         ({"spares": 2, "processes": 2}, "h1 h1", "h2 h3"),
         ({"spares": 1, "processes": 2}, "h1 h2", "h3"),
         ({}, "h1 h1 h2 h2 h3 h3", ""),
-        ({"spares": 1, "placement": ("h3", "h1")}, "h3 h1", "h3"),
     ],
 )
 def test_the_hosts_listed_after_the_jobs_hosts_are_spare(wanted, placed, spare):

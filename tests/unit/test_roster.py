@@ -117,9 +117,11 @@ class Story:
         self.roster.run()
         return self
 
-    def begin(self, awaited=None, **changes):
-        self.plan = replace(self.plan, attempt=self.plan.attempt + 1, **changes)
-        return self.roster.begin(self.plan, anew=False, awaited=awaited)
+    def begin(self, **placed):
+        """Begin the next attempt, with another placement."""
+        placement = replace(self.plan.placement, **{"awaited": {}, **placed})
+        self.plan = replace(self.plan, attempt=self.plan.attempt + 1, placement=placement)
+        return self.roster.begin(self.plan, anew=False)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from jaxrun.spec.backends.slurm import plan
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV
+from jaxrun.spec.job.rank_placement import Placement
 
 
 def env(text):
@@ -124,9 +125,10 @@ def bin_folder(tmp_path_factory):
 
 @pytest.fixture
 def make(bin_folder):
-    def make(allocation=None, **request):
+    def make(allocation=None, *, placed=(), **request):
+        """`placed`: the hosts of the ranks, where that is decided."""
         environ = {"PATH": str(bin_folder), **(allocation or {})}
-        return plan(Job(program=("train.py",), backend="slurm", **request), environ, ID)
+        return plan(Job(program=("train.py",), backend="slurm", **request), environ, ID, Placement(placed))
 
     return make
 
@@ -290,13 +292,13 @@ def test_no_value_of_a_variable_is_on_the_command_line_and_options_of_a_batch_jo
 
 def test_spare_nodes_are_left_and_a_restart_names_the_node_of_each_rank(make):
     made = make(allocation("h[1-4]", "2(x4)", SLURM_NTASKS="8"), spares=1, max_restarts=1)
-    assert (hosts(made), made.spare_hosts) == (["h1", "h1", "h2", "h2", "h3", "h3"], ("h4",))
+    assert (hosts(made), made.placement.spares) == (["h1", "h1", "h2", "h2", "h3", "h3"], ("h4",))
     assert {"--nodelist=h1,h2,h3,h4", "--ntasks=8", "--ntasks-per-node=2", "--no-kill"} <= words(made)
     assert made.launch_command.agent_hosts == (*hosts(made), "h4", "h4") and [
-        number for number, ranks in made.agents.items() if not ranks
+        number for number, ranks in made.placement.agents.items() if not ranks
     ] == [6, 7]
     placement = ("h1", "h1", "h4", "h4", "h3", "h3")
-    again = make(allocation("h[1-4]", "2(x4)", SLURM_NTASKS="8"), placement=placement, processes=6)
+    again = make(allocation("h[1-4]", "2(x4)", SLURM_NTASKS="8"), placed=placement, processes=6)
     assert hosts(again) == list(placement) and "--no-kill" in words(again)
     assert {"--distribution=arbitrary", "--nodelist=h1,h1,h4,h4,h3,h3", "--nodes=3", "--ntasks=6"} <= words(again)
     assert not any(word.startswith("--ntasks-per-node") for word in words(again))

@@ -17,6 +17,7 @@ from jaxrun.spec.backends.planning import command_on, replan
 from jaxrun.spec.backends.ssh import plan
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV
+from jaxrun.spec.job.rank_placement import Placement
 
 ID = "0123456789abcdef" * 2
 ENVIRON = {"PATH": "/usr/bin:/bin", "HF_TOKEN": "hunter2"}
@@ -39,8 +40,8 @@ def test_each_host_has_one_agent_with_all_its_ranks_and_survives_the_others():
     made = planned(host_list="h1:2,h2:1,h3:2", spares=1, **RESTARTS)
     command = made.launch_command
     assert [worker.host for worker in made.workers] == ["h1", "h1", "h2"]
-    assert made.agents == {0: (0, 1), 2: (2,), 3: ()} == command.agents
-    assert [command.agent_hosts[agent] for agent in made.agents] == ["h1", "h2", "h3"] and command.size == 3
+    assert made.placement.agents == {0: (0, 1), 2: (2,), 3: ()} == command.agents
+    assert [command.agent_hosts[agent] for agent in made.placement.agents] == ["h1", "h2", "h3"] and command.size == 3
     assert command.survive_host_loss and command.agents_stay
     end = command.argv.index("--")
     assert command.argv[end - 2 : end] == ("h1=0-1", "h2=2-2") and command.argv[end + 1 :] == AGENT_ARGV
@@ -64,8 +65,8 @@ def test_the_message_to_a_host_has_the_rest():
 
 def test_a_lost_host_is_replaced_and_a_host_alone_can_be_asked():
     made = planned(host_list="h1:2,h2:2,h3:2", spares=1, **RESTARTS)
-    again = replan(made, ["h1", "h1", "h3", "h3"], (), ENVIRON)
-    assert again.agents == {0: (0, 1), 2: (2, 3)} and again.launch_command.argv.count("h3=2-3") == 1
+    again = replan(made, Placement(("h1", "h1", "h3", "h3")), ENVIRON)
+    assert again.placement.agents == {0: (0, 1), 2: (2, 3)} and again.launch_command.argv.count("h3=2-3") == 1
     asked = command_on(made, "h3", ("/bin/true",), ENVIRON).argv
     assert asked[asked.index("--") - 1 :] == ("h3=0-0", "--", "/bin/true")
 

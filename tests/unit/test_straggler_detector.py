@@ -22,7 +22,7 @@ from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankReply, RecorderSnapshot
 from jaxrun.records.event_log.actions import RecordStraggler
 from jaxrun.records.event_log.events import Requested
-from jaxrun.spec.backends.remote_plan import agents_by_rank
+from jaxrun.spec.job.rank_placement import agents_by_rank
 
 LOAD = 'Thread 0x1 (most recent call first):\n  File "/job/data.py", line 10 in load\n  File "/job/train.py", line 9\n'
 IN_CALL = 'Thread 0x1 (most recent call first):\n  File "/job/train.py", line 88 in main\n'

@@ -13,11 +13,13 @@ from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.head_state import JobPhase
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
+from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_report import describe_restart, report_verdict
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.notifier import Notifier
+from jaxrun.controller.supervisor.supervision import Outside, Supervision
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import SignalWorker
@@ -166,50 +168,46 @@ class NothingToServe:
 
 @contextlib.contextmanager
 def attempt_of(*actions):
-    """(an AttemptLoop whose head wants these actions, its signals)."""
+    """(a HeadLink to a head that wants these actions, what runs an attempt with it and these agents, its signals)."""
     with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
         nobody, output = NothingToServe(), QuietOutput()
         shared = Supervision(
             {},
             RunDir(None),
             output,
-            signals,
             time.time,
             nobody,
-            nobody,
-            server(),
-            Notifier("", {}, {}, pytest.fail),
-            TrainJobStatus({}, pytest.fail),
+            Outside(signals, nobody, server(), Notifier("", {}, {}, pytest.fail), TrainJobStatus({}, pytest.fail)),
             history=JobHistory(0.0, 0.0),
         )
-        made = AttemptLoop(shared, StubbornHead(*actions), 1)
-        yield made, signals
-        made.loop.close()
+        head = HeadLink(shared, StubbornHead(*actions), 1)
+        yield head, lambda agents: AttemptLoop(shared, head, agents).run(), signals
+        head.loop.close()
 
 
 def test_all_stand_still_before_the_first_is_killed():
     kills = [SignalRanks(ranks, signal.SIGKILL) for ranks in ((0, 2), (1,))]
-    with attempt_of(*kills, Finish(JobOutcome(EndReason.OK))) as (attempt, _):
-        agents = Agents(attempt)
-        attempt.handle(LauncherSignalled(signal.SIGINT))
-        attempt.run(agents)
+    with attempt_of(*kills, Finish(JobOutcome(EndReason.OK))) as (head, run, _):
+        agents = Agents(head)
+        head.handle(LauncherSignalled(signal.SIGINT))
+        run(agents)
     stop, kill = SignalWorker(signal.SIGSTOP), SignalWorker(signal.SIGKILL)
     assert agents.sent == [((0, 2, 1), stop), ((0, 2), kill), ((1,), kill)]
 
 
 def test_actions_are_executed_when_the_callback_that_caused_them_has_returned():
     reading, writing = os.pipe()
-    with attempt_of(Send((0,), SignalWorker(signal.SIGUSR1)), Finish(JobOutcome(EndReason.OK))) as (attempt, _):
-        agents, seen = Agents(attempt), []
+    with attempt_of(Send((0,), SignalWorker(signal.SIGUSR1)), Finish(JobOutcome(EndReason.OK))) as (head, run, _):
+        agents, seen = Agents(head), []
 
         def on_readable():
-            attempt.handle(LauncherSignalled(signal.SIGINT))
+            head.handle(LauncherSignalled(signal.SIGINT))
             seen.append(list(agents.sent))
 
-        attempt.loop.add_reader(reading, 0, on_readable)
-        attempt.loop.add_reader(writing_end := os.dup(reading), 1, lambda: seen.append(list(agents.sent)))
+        head.loop.add_reader(reading, 0, on_readable)
+        head.loop.add_reader(writing_end := os.dup(reading), 1, lambda: seen.append(list(agents.sent)))
         os.write(writing, b"x")
-        attempt.run(agents)
+        run(agents)
     for fd in (reading, writing, writing_end):
         os.close(fd)
     assert seen == [[], [((0,), SignalWorker(signal.SIGUSR1))]]
@@ -217,11 +215,11 @@ def test_actions_are_executed_when_the_callback_that_caused_them_has_returned():
 
 def test_a_signal_that_comes_as_an_attempt_ends_is_for_the_next():
     over = Finish(JobOutcome(EndReason.OK))
-    with attempt_of(over) as (attempt, signals):
-        agents = Agents(attempt)
+    with attempt_of(over) as (head, run, signals):
+        agents = Agents(head)
         for signum in (signal.SIGCHLD, signal.SIGINT):
             os.kill(os.getpid(), signum)
-        assert attempt.run(agents) == over.outcome
+        assert run(agents) == over.outcome
         assert agents.signalled == [signal.SIGCHLD] and signals.stop_requested
         assert signals.receive() == [signal.SIGINT]
 

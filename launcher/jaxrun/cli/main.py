@@ -226,7 +226,7 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
             click.echo(os.fsencode(documents.plan(plan, modules)))
         else:
             click.echo(os.fsencode(render_plan(plan, environ, modules)), nl=False)
-            if plan.launch_command is not None and not all(plan.agents.values()):  # some wait for ranks
+            if plan.launch_command is not None and not all(plan.placement.agents.values()):  # some wait for ranks
                 from jaxrun.controller.roster import Roster
 
                 click.echo(os.fsencode(f"\nagents: {Roster.of(plan).describe()}"))

@@ -84,19 +84,18 @@ class Roster:
         self._reported = 0
 
     @classmethod
-    def of(cls, plan: Plan, awaited: Mapping[AgentId, str] | None = None) -> Roster:
+    def of(cls, plan: Plan) -> Roster:
         """Return the roster of a job whose first attempt, or the first of this head, has this plan."""
         made = cls(waits=plan.job.host_wait > 0)
-        made.begin(plan, anew=True, awaited=awaited)
+        made.begin(plan, anew=True)
         return made
 
     # ---- attempts
 
-    def begin(self, plan: Plan, *, anew: bool, awaited: Mapping[AgentId, str] | None = None) -> list[Action]:
+    def begin(self, plan: Plan, *, anew: bool) -> list[Action]:
         """Begin an attempt: its agents are CALLED, unless they are awaited, and those that wait go on waiting.
 
-        anew:     other agents are started, on connections of their own
-        awaited:  the agents that are waited for (--wait-hosts), and the hosts on which they were lost
+        anew:  other agents are started, on connections of their own
         """
         if anew:
             self.seats, self._links, self.has_launch = {}, {}, True
@@ -105,16 +104,15 @@ class Roster:
         for link, one in self._links.items():
             links_of.setdefault(one.agent, []).append(link)
         self.attempt, self.runs, self.by_hand = plan.attempt, False, plan.is_started_by_hand
-        self.agents = {agent: ranks for agent, ranks in plan.agents.items() if ranks}
+        placed = plan.placement.agents
+        self.agents = {agent: ranks for agent, ranks in placed.items() if ranks}
         self._agent_of = {rank: agent for agent, ranks in self.agents.items() for rank in ranks}
         self.reports, self.awaited, self.suspected, self._claims, self._reported = {}, {}, set(), {}, 0
         # Spare hosts that were lost are not used again, even if their agents are not in the plan any more.
         self.seats = {agent: seat for agent, seat in earlier.items() if seat.state is SeatState.LOST and not seat.ranks}
-        self._spares = tuple(
-            dict.fromkeys([*self.seats, *(agent for agent, ranks in plan.agents.items() if not ranks)])
-        )
-        for agent in plan.agents:
-            there, seat = links_of.get(agent, []), _seat_in(plan, agent, earlier.get(agent), awaited or {})
+        self._spares = tuple(dict.fromkeys([*self.seats, *(agent for agent, ranks in placed.items() if not ranks)]))
+        for agent in placed:
+            there, seat = links_of.get(agent, []), _seat_in(plan, agent, earlier.get(agent))
             self._put(replace(seat, link=seat.link if seat.link in there else next(iter(there), None)))
             if seat.ranks:
                 for link in there:
@@ -128,7 +126,7 @@ class Roster:
         links, self._links = self._links, {}
         actions: list[Action] = []
         for link, one in links.items():
-            if one.agent in drained or one.agent not in plan.agents:
+            if one.agent in drained or one.agent not in plan.placement.agents:
                 actions.append(Dismiss(link, one.agent in drained))
             else:
                 self._links[link] = Link(one.agent)
@@ -429,9 +427,9 @@ class Roster:
         return refused
 
 
-def _seat_in(plan: Plan, agent: AgentId, earlier: Seat | None, awaited: Mapping[AgentId, str]) -> Seat:
+def _seat_in(plan: Plan, agent: AgentId, earlier: Seat | None) -> Seat:
     """Return an agent's seat as an attempt begins. An agent that goes on waiting keeps its `earlier` one."""
-    command, ranks = plan.launch_command, plan.agents[agent]
+    command, ranks, awaited = plan.launch_command, plan.placement.agents[agent], plan.placement.awaited
     link = earlier.link if earlier is not None else None
     if ranks:
         called = next_state(earlier.state if earlier is not None else SeatState.CALLED, SeatEvent.CALL, has_ranks=True)

@@ -71,7 +71,7 @@ def _content(plan: Plan) -> dict[str, Any]:
         "options": {each.name: option.kind.show(getattr(plan.job, each.name)) for each, option in options_of(plan.job)},
         "local_devices": plan.local_devices,
         "hosts": plan.hosts,
-        "spares": plan.spare_hosts,
+        "spares": plan.placement.spares,
         "fork": plan.fork,
         "argv": plan.argv,
         "launch_command": PlannedCommand(title=command.title, argv=command.argv) if command is not None else None,

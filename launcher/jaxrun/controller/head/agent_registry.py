@@ -108,7 +108,7 @@ class AgentRegistry:
     def check_command(self, report: AgentReport) -> None:
         """Raise NotUniformError if this agent was started for a job of another size, or with another program."""
         by_hand, command = self.job.host_rank is not None, self._plan.launch_command
-        size = len(self._plan.whole) if by_hand else self.size
+        size = len(self._plan.placement.whole) if by_hand else self.size
         if report.size != ((command.size if command is not None else 0) or size):
             raise NotUniformError(_describe_other_size(report, size, by_hand=by_hand))
         if report.command and report.command != self.job.program:

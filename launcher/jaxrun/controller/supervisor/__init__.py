@@ -6,7 +6,9 @@
 | attempts                        | the flow of every job, attempt by attempt                                  |
 | local_job                       | runs the attempts of a job whose agent is in this process                  |
 | remote_job                      | runs the attempts of a job whose agents are on other hosts                 |
-| attempt_loop, dispatcher        | one attempt: events to the head and the event log, actions executed        |
+| head_link, dispatcher           | one attempt: events to the head and the event log                          |
+| attempt_loop                    | one attempt: waits for what happens, executes the head's actions           |
+| supervision                     | what all attempts share                                                    |
 | remote_agents                   | the agents of one attempt on other hosts: reports, orders, losses          |
 | transport, remote_output        | their connections, which outlive attempts; flow control of output          |
 | host_watches                    | silent hosts                                                               |

@@ -1,11 +1,11 @@
-"""The loop of one attempt: it passes events to the head, and executes the head's actions, here and nowhere else.
+"""The loop of one attempt: it waits for what happens, and executes the head's actions, here and nowhere else.
 
-    agents, signals ─── handle(event) ──▶ Dispatcher ──▶ Head
+    agents, signals ─── handle(event) ──▶ HeadLink ──▶ Dispatcher ──▶ Head
                                               │ actions wait in a queue
-    agents, screen, terminal ◀── run(agents) ─┘
+    agents, screen, terminal ◀── AttemptLoop ─┘
 
 Events are handled at once. Their actions are executed when the callback that noticed the event returns: so nothing that
-an action causes happens in the middle of a callback, and the agents need not exist when the loop is made.
+an action causes happens in the middle of a callback.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -25,33 +25,20 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
-from jaxrun.controller.supervisor.dispatcher import Dispatcher
-from jaxrun.controller.supervisor.job_history import JobHistory
-from jaxrun.controller.supervisor.job_server import JobServer
-from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
-from jaxrun.controller.supervisor.notifier import Notifier
-from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
+from jaxrun.controller.supervisor.head_link import HeadLink
+from jaxrun.controller.supervisor.job_terminal import why_no_terminal
+from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.node.agent.agent import SIGNALS
-from jaxrun.node.agent.guard import Guard
-from jaxrun.node.agent.signals import SignalPipe
-from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
-    AgentMessage,
     AgentOrder,
-    AtPrompt,
-    FirstOutput,
-    ForkingDeclined,
     RankOrder,
     SignalWorker,
 )
 from jaxrun.protocol.env import attempt_nonce
-from jaxrun.protocol.forkserver_messages import Preloaded
-from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.names import GANG_ADDRESS, POD_MARKER
-from jaxrun.protocol.worker_messages import Done, Failed
 from jaxrun.records.event_log.actions import (
     Action,
     Finish,
@@ -64,40 +51,9 @@ from jaxrun.records.event_log.actions import (
     SignalRanks,
     Suspend,
 )
-from jaxrun.records.event_log.event_log import LoggedMessage
-from jaxrun.records.event_log.events import Event, FreshInterpreters, Resumed, TerminalLine
-from jaxrun.records.output.output import Output
-from jaxrun.records.rundir.rundir import RunDir
-from jaxrun.spec.job.option_checks import PRELOAD_AUTO
+from jaxrun.records.event_log.events import Resumed, TerminalLine
 from jaxrun.spec.job.option_kinds import AUTO_S
 from jaxrun.spec.job.plan import Plan
-
-
-class Supervision(HidesFields, frozen=True):
-    """What all attempts of a job share.
-
-    history:  the attempts that other launchers have made; when the job began
-    clock:    returns seconds since the epoch
-    """
-
-    hidden = frozenset({"environ"})
-
-    environ: Mapping[str, str]
-    directory: RunDir
-    output: Output
-    signals: SignalPipe
-    clock: Callable[[], float]
-    guard: Guard
-    terminal: Terminal
-    server: JobServer
-    notifier: Notifier
-    train_job: TrainJobStatus
-    history: JobHistory
-
-    @property
-    def started(self) -> float:
-        """When the job began, in seconds since the epoch."""
-        return self.history.started
 
 
 class AttemptResult(Struct, frozen=True):
@@ -127,101 +83,61 @@ class AgentLink(Protocol):
 
 
 class AttemptLoop:
-    """The event loop of one attempt, with the head behind its dispatcher, signals, the terminal and the screen."""
+    """Serves one attempt: its agents, signals, the terminal and the screen, and the head behind its link."""
 
-    def __init__(self, shared: Supervision, head: Head, attempt: int, *, preload: str = PRELOAD_AUTO) -> None:
-        """`attempt` is its number, for the log; `preload` is the value of --preload."""
-        self.loop = loop = EventLoop(shared.clock)
-        self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.server, shared.clock, attempt)
+    def __init__(self, shared: Supervision, head: HeadLink, agents: AgentLink) -> None:
+        """`agents` hand their events to the same `head`."""
+        self._head = head
+        self._agents = agents
         self._output = shared.output
-        self._output.set_hosts(lambda: dispatcher.hosts)
-        self._terminal = shared.terminal
-        self._signals = shared.signals
+        outside, loop = shared.outside, head.loop
+        notifier, train_job = outside.notifier, outside.train_job
+        self._terminal = outside.terminal
+        self._signals = outside.signals
         self._arrived: deque[int] = deque()  # signals that were not handled yet
-        self._due: deque[Sequence[Action]] = deque()
         self._outcome: JobOutcome | None = None
-        is_gang = GANG_ADDRESS in shared.environ  # its launcher names the modules that its parent has found
-        self._named = set() if is_gang else set(preload.split(",")) - {PRELOAD_AUTO}
-        loop.add_reader(shared.signals.fileno(), SIGNALS, lambda: self._arrived.extend(self._signals.receive()))
-        shared.server.attach(loop, SIGNALS, self.handle, self._notify)
-        shared.terminal.attach(loop, SIGNALS, lambda line: self.handle(TerminalLine(line)))
+        loop.add_reader(self._signals.fileno(), SIGNALS, lambda: self._arrived.extend(self._signals.receive()))
+        outside.server.attach(loop, SIGNALS, head.handle, self._notify)
+        outside.terminal.attach(loop, SIGNALS, lambda line: head.handle(TerminalLine(line)))
         shared.guard.attach(loop, SIGNALS, self._notify)
         loop.add_poller(self._output.flush_due)
-        loop.add_timer(shared.notifier.deadline, shared.notifier.poll)
-        train_job = shared.train_job
-        loop.add_timer(train_job.deadline, lambda: train_job.update(dispatcher.told_step, shared.clock()))
-        loop.add_timer(dispatcher.deadline, lambda: self._due.append(dispatcher.handle_timeouts()))
+        loop.add_timer(notifier.deadline, notifier.poll)
+        loop.add_timer(train_job.deadline, lambda: train_job.update(head.told_step, shared.clock()))
 
-    @property
-    def hosts(self) -> Mapping[int, str]:
-        """The host of each rank, as far as known."""
-        return self._dispatcher.hosts
-
-    def run(self, agents: AgentLink) -> JobOutcome:
+    def run(self) -> JobOutcome:
         """Serve the attempt until the head decides that it is over.
 
         Signals that arrive after that stay in the pipe, for whatever follows the attempt.
         """
-        self._execute_due(agents)
+        self._execute_due()
         while self._outcome is None:
-            for _ in self.loop.steps():
-                self._execute_due(agents)
+            for _ in self._head.loop.steps():
+                self._execute_due()
                 while self._arrived and self._outcome is None:
-                    agents.on_signal(self._arrived.popleft())
-                    self._execute_due(agents)
+                    self._agents.on_signal(self._arrived.popleft())
+                    self._execute_due()
         if self._arrived:
             self._signals.put_back(self._arrived)
         return self._outcome
 
-    def handle(self, event: Event) -> None:
-        """Pass an event to the head; its actions follow once the current callback of the loop has returned."""
-        self._due.append(self._dispatcher.handle(event))
-
-    def receive(self, message: AgentMessage) -> None:
-        """Pass an agent's report to the head, unless it is only logged."""
-        match message:
-            case FirstOutput():
-                self.record(message)
-            case AtPrompt():
-                self._output.show_prompt(message.rank)
-            case Preloaded():
-                self.record(message)
-                self._show_left_out(message)
-            case ForkingDeclined():
-                self.record(FreshInterpreters(message.reason))
-            case _:
-                if isinstance(message, (Done, Failed)):
-                    self._output.note_end(message.rank)
-                self.handle(message)
-
-    def record(self, message: LoggedMessage) -> None:
-        """Log a message that the head does not need."""
-        self._dispatcher.record(message)
-
-    def _show_left_out(self, preloaded: Preloaded) -> None:
-        """Print why a module that the user named is left to the ranks; once for all hosts."""
-        for name in sorted(self._named & preloaded.left_out.keys()):
-            self._notify(f"--preload {name}: {preloaded.left_out[name]}; left to the program")
-            self._named.remove(name)
-
     def _notify(self, text: str) -> None:
         self._output.print_line(f"jaxrun: {text}")
 
-    def _execute_due(self, agents: AgentLink) -> None:
-        while self._due:
-            self._execute_all(self._due.popleft(), agents)
+    def _execute_due(self) -> None:
+        for actions in self._head.take_actions():
+            self._execute_all(actions)
 
-    def _execute_all(self, actions: Iterable[Action], agents: AgentLink) -> None:
-        actions = list(actions)
+    def _execute_all(self, actions: Sequence[Action]) -> None:
         killed = [action for action in actions if isinstance(action, SignalRanks) and action.signum == signal.SIGKILL]
         if killed:
             # Stop all before the first is killed; otherwise they would see each other die, and complain.
             ranks = tuple(rank for action in killed for rank in action.ranks)
-            agents.send(ranks, SignalWorker(signal.SIGSTOP))
+            self._agents.send(ranks, SignalWorker(signal.SIGSTOP))
         for action in actions:
-            self._execute(action, agents)
+            self._execute(action)
 
-    def _execute(self, action: Action, agents: AgentLink) -> None:
+    def _execute(self, action: Action) -> None:
+        agents = self._agents
         match action:
             case Send():
                 agents.send(action.ranks, action.message)
@@ -245,7 +161,7 @@ class AttemptLoop:
     def _suspend(self) -> None:
         began = time.monotonic()
         os.kill(os.getpid(), signal.SIGSTOP)
-        self.handle(Resumed(time.monotonic() - began))
+        self._head.handle(Resumed(time.monotonic() - began))
 
 
 def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: AgentRegistry | None = None) -> Head:
@@ -270,7 +186,7 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         save=job.save_time,
         ends_at=plan.ends_at,
         unhurried=bool(job.wrap) and job.grace is None,
-        grow=job.grow_after if plan.is_smaller else None,
+        grow=job.grow_after if plan.placement.is_smaller else None,
         teardown=job.grace,
     )
     awaited = registry.roster.missing() if registry is not None else {}
@@ -287,8 +203,8 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         drains=plan.head_may_return and POD_MARKER in shared.environ,
         cores=_cores_to_watch(plan, shared.environ) if registry is None else 0,
     )
-    hosts = plan.host_of | {rank: host for agent, host in awaited.items() for rank in plan.agents[agent]}
-    return Head(hosts, expected, limits, began, plan.agents, registry, asked)
+    hosts = plan.host_of | {rank: host for agent, host in awaited.items() for rank in plan.placement.agents[agent]}
+    return Head(hosts, expected, limits, began, plan.placement.agents, registry, asked)
 
 
 def _cores_to_watch(plan: Plan, environ: Mapping[str, str]) -> int:

@@ -25,7 +25,6 @@ from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.restarts import Restart, Stop, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.clock import Clock
-from jaxrun.controller.supervisor.attempt_loop import Supervision
 from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_report import (
     describe_restart,
@@ -36,6 +35,7 @@ from jaxrun.controller.supervisor.job_report import (
 from jaxrun.controller.supervisor.job_server import JobServer, open_server
 from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
 from jaxrun.controller.supervisor.notifier import Notifier
+from jaxrun.controller.supervisor.supervision import Outside, Supervision
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.files.shared_memory import remove_all_of_job
@@ -87,8 +87,8 @@ def supervision(
                 output.print_line(f"jaxrun: --pdb does nothing: {why}")
             terminal = Terminal(output)
             train_job = TrainJobStatus(environ, lambda text: output.print_line(f"jaxrun: {text}"))
-            of_job = (server, notifier, train_job, history)
-            yield Supervision(environ, directory, output, signals, Clock(), guard, terminal, *of_job)
+            outside = Outside(signals, terminal, server, notifier, train_job)
+            yield Supervision(environ, directory, output, Clock(), guard, outside, history)
         finally:
             if server is not None:
                 server.close()
@@ -104,20 +104,27 @@ def _publish(server: JobServer, notifier: Notifier, event: LoggedEvent, line: st
 
 def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int:
     """Run a job to its end, and report how it ended; returns the exit status of `jaxrun`."""
+    outside = shared.outside
     exit_code, headline, culprits = EXIT_SOFTWARE, "", tuple[int, ...]()
     try:
         verdict, outcome = run_attempts(plan, shared, job)
         verdict = explain_missing_module(verdict, outcome, plan.job, shared.environ)
         headline, culprits = "\n".join(filter(None, (verdict.headline, verdict.reached))), verdict.culprits
         headline = headline if verdict.exit_code else ""
-        shared.train_job.end(find_told_step(outcome.flights), time.time())
+        outside.train_job.end(find_told_step(outcome.flights), time.time())
         write_termination_log(plan.job.termination_log, headline, shared.environ)
-        shared.notifier.on_end(verdict)
+        outside.notifier.on_end(verdict)
         exit_code = report_verdict(
-            verdict, outcome, shared.directory, shared.output, shared.signals, shared.server, quiet=plan.job.quiet
+            verdict,
+            outcome,
+            shared.directory,
+            shared.output,
+            outside.signals,
+            outside.server,
+            quiet=plan.job.quiet,
         )
-        shared.notifier.wait(shared.signals, print_notice)
-        shared.signals.ignore_rest()
+        outside.notifier.wait(outside.signals, print_notice)
+        outside.signals.ignore_rest()
     finally:
         job.stop(exit_code, headline, culprits)
     return exit_code
@@ -146,7 +153,7 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
         end = AttemptEnded(verdict.outcome, code, verdict.headline, verdict.log, *seen)
         # Verdict.json has the verdict on the whole job.
         shared.directory.record(LoggedEvent(history.began, end, verdict.attempt))
-        news = following.host_notes[len(plan.host_notes) :]
+        news = following.placement.notes[len(plan.placement.notes) :]
         shared.output.print_line(describe_restart(verdict, decision, shared.directory.shown_path, news))
         plan = replace(
             following,
@@ -165,10 +172,10 @@ def _run_attempt(
     log_dir = directory.make_attempt_directory(plan.attempt)
     if before:
         shared.output.begin_attempt(log_dir)
-    attempt = AttemptStarted(job.listen_addresses, plan.restart_reason, len(plan.hosts), plan.agents)
+    attempt = AttemptStarted(job.listen_addresses, plan.restart_reason, len(plan.hosts), plan.placement.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
     result = job.run_attempt(plan, record)
     outcome = result.outcome
     verdict = decide.decide(outcome, result.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
-    verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.host_notes)))
-    return replace(verdict, attempt=plan.attempt, before=before, left_out=plan.left_out), outcome
+    verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.placement.notes)))
+    return replace(verdict, attempt=plan.attempt, before=before, left_out=tuple(plan.placement.left_out)), outcome

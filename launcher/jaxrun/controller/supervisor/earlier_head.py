@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from jaxrun.analysis.verdict.restarts import Stop, lost_with_head
@@ -73,8 +73,8 @@ class _Arrival:
     """The agents that come, until it is known which job this is."""
 
     def __init__(self, plan: Plan, port: HeadPort) -> None:
-        self._awaited = {agent for agent, ranks in plan.agents.items() if ranks and agent != 0}
-        self._numbers = {agent: number for number, agent in enumerate(sorted(plan.agents))}
+        self._awaited = {agent for agent, ranks in plan.placement.agents.items() if ranks and agent != 0}
+        self._numbers = {agent: number for number, agent in enumerate(sorted(plan.placement.agents))}
         self._loop = loop = EventLoop(time.monotonic)
         self._signals = SignalPipe(LAUNCHER_SIGNALS)
         self._transport = port.transport
@@ -158,18 +158,16 @@ def dismiss(transport: Transport, order: Shutdown) -> None:
 class BegunJob(Struct, frozen=True):
     """A job that this launcher begins, or continues in the place of an earlier one.
 
-    plan:     of the first attempt that this launcher makes
+    plan:     of the first attempt that this launcher makes; it waits for the agents that have not come
     history:  the attempts so far, the one that has lost its head too
     agents:   that have come already
     record:   of the job that continues; None where a new one begins
-    awaited:  the agents that have not come, and their hosts
     """
 
     plan: Plan
     history: JobHistory
     agents: tuple[ConnectedAgent, ...] = ()
     record: JobRecord | None = None
-    awaited: Mapping[AgentId, str] = field(default_factory=dict)
 
 
 def begin_or_continue(plan: Plan, port: HeadPort, now: float) -> BegunJob:
@@ -204,15 +202,17 @@ def continue_job(plan: Plan, found: FoundAgents, now: float) -> BegunJob | Stop:
         return Stop(f"{lost.headline}; {decision.why}")
     there = {AgentId(0), *(one.agent for one in found.agents)}
     known = plan.host_of | dict(record.hosts)
-    missing = {agent: known[ranks[0]] for agent, ranks in plan.agents.items() if ranks and agent not in there}
+    agents = plan.placement.agents
+    missing = {agent: known[ranks[0]] for agent, ranks in agents.items() if ranks and agent not in there}
     following = replace(
         plan,
         job=replace(plan.job, chaos=()),  # each fault happens once
         job_id=record.job_id,
         attempt=record.attempt + 1,
         restart_reason=lost.headline,
+        placement=replace(plan.placement, awaited=missing),
     )
-    return BegunJob(following, history, found.agents, record, missing)
+    return BegunJob(following, history, found.agents, record)
 
 
 def _describe_lost_attempt(record: JobRecord, now: float) -> Verdict:

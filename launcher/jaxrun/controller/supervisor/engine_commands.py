@@ -142,7 +142,7 @@ class HostSearch:
         return self._engine.start_spare(self._plan, self._guard, agent, host)
 
     def _left_out(self) -> list[str]:
-        return [host for host in self._plan.left_out if host not in self._plan.hosts]
+        return [host for host in self._plan.placement.left_out if host not in self._plan.hosts]
 
     def _without_excluded(self, hosts: Collection[str]) -> list[str]:
         try:

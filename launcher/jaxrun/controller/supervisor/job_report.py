@@ -32,6 +32,7 @@ from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.options import OUTPUT_AUTO, OUTPUT_GROUPED, PREFIX_HOST
 from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.rank_placement import describe_left_out
 from jaxrun.spec.job.render import plan_summary
 from jaxrun.terminal import TerminalFormat
 
@@ -68,8 +69,9 @@ def open_output(
     launcher = RecordedLauncher(os.uname().nodename, os.getpid(), socket)
     directory.write_text(rundir.JOB_FILE, format_job_file(plan, launcher))
     where = [f"run dir {directory.shown_path}"] if directory.path else []
-    excluded = [plan.exclusion] if plan.exclusion else []
-    for line in (plan_summary(plan), *where, *excluded, *(_notes(plan) if plan.job.verbose else ())):
+    excluded = describe_left_out(plan.placement.left_out, plan.job.quarantine)
+    lines = (plan_summary(plan), *where, excluded, *(_notes(plan) if plan.job.verbose else ()))
+    for line in filter(None, lines):
         output.print_line(f"jaxrun: {line}", dim=True)
     return output
 

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, Supervision, make_head
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head
+from jaxrun.controller.supervisor.head_link import HeadLink
+from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup, with_own_variables
@@ -51,16 +53,16 @@ class LocalJob:
         if (check := plan.host_check) and (failure := self._check_hosts(check, plan)):
             return AttemptResult(failure, plan.host_of)
         self._wait_for_gpus(plan)
-        attempt = AttemptLoop(shared, make_head(plan, shared, record), plan.attempt, preload=plan.job.preload)
+        head = HeadLink(shared, make_head(plan, shared, record), plan.attempt, preload=plan.job.preload)
         workers = self._prepare_workers(plan)
-        agent = Agent(attempt.loop, workers, shared.output, attempt.receive, shared.clock)
+        agent = Agent(head.loop, workers, shared.output, head.receive, shared.clock)
         agent.start()
-        outcome = attempt.run(LocalLink(agent, attempt))
+        outcome = AttemptLoop(shared, head, LocalLink(agent, head)).run()
         self._forks = self._forks and not workers.declined
-        kill_all(keep=(shared.guard.pid, *self._fork_server.pids, *shared.notifier.pids))
+        kill_all(keep=(shared.guard.pid, *self._fork_server.pids, *shared.outside.notifier.pids))
         agent.close()
-        attempt.loop.close()
-        return AttemptResult(outcome, attempt.hosts)
+        head.loop.close()
+        return AttemptResult(outcome, head.hosts)
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, which is the same one."""
@@ -94,7 +96,7 @@ class LocalJob:
         from jaxrun.node.agent.host_check import check_host
 
         hosts, failed = plan.host_of, dict[int, str]()
-        env, attempt, signals = plan.base_env(self._shared.environ), plan.attempt, self._shared.signals
+        env, attempt, signals = plan.base_env(self._shared.environ), plan.attempt, self._shared.outside.signals
         until = math.inf if plan.job.timeout is None else self._shared.started + plan.job.timeout
 
         def is_stopped() -> bool:
@@ -110,7 +112,7 @@ class LocalJob:
 
     def _wait_for_gpus(self, plan: Plan) -> None:
         """Before the first of several attempts, note how much of the GPUs is used; before the others, wait for it."""
-        output, signals = self._shared.output, self._shared.signals
+        output, signals = self._shared.output, self._shared.outside.signals
         if not plan.job.max_restarts or not plan.device_names:
             return
         if self._gpu_memory is None:
@@ -134,9 +136,9 @@ def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_d
 class LocalLink:
     """AgentLink to the agent in this process."""
 
-    def __init__(self, agent: Agent, attempt: AttemptLoop) -> None:
+    def __init__(self, agent: Agent, head: HeadLink) -> None:
         self._agent = agent
-        self._attempt = attempt
+        self._head = head
 
     def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
         self._agent.execute(ranks, order)
@@ -151,4 +153,4 @@ class LocalLink:
         if signum == signal.SIGCHLD:
             self._agent.on_child_exit()
         else:
-            self._attempt.handle(LauncherSignalled(signum))
+            self._head.handle(LauncherSignalled(signum))

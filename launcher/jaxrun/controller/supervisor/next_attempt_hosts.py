@@ -1,10 +1,23 @@
-"""Decides where the next attempt runs: without the hosts that were lost, and with those that are back. Pure."""
+"""Decides where the next attempt runs. Pure: each question is a function of the plan, the roster and the outcome,
+or of what others have answered.
+
+    Which agents can another attempt use?                   usable_agents
+    Is a lost host waited for, at full size? --wait-hosts   wait_for_hosts
+    Which agents that people started go on?                 regroup_agents
+    Which hosts are lost?                                   lost_hosts
+    Which spare hosts are there to replace them? --spares   ready_spares
+    Which lost host is left out? --min-hosts                leave_out_hosts
+    Which host is taken back, or takes a free place?        grow
+    Which agents keep their ranks, and who gets the others? keep_agents
+
+`plan_next_attempt` asks them, in this order, and nothing else does. Which hosts other jobs should avoid is another
+question, which quarantine_decision.py answers. What the hosts become is in spec/job/rank_placement.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
@@ -15,164 +28,72 @@ from jaxrun.errors import JaxrunError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends.manual import replan_manual
 from jaxrun.spec.backends.planning import replan
-from jaxrun.spec.backends.remote_plan import (
+from jaxrun.spec.backends.remote_plan import starting_agents
+from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.rank_placement import (
+    LOST,
+    Placement,
     assign_agents,
     describe_size,
-    replace_hosts,
-    starting_agents,
+    leave_out_lost,
     take_back,
+    use_spares,
 )
-from jaxrun.spec.job.plan import Plan
 
 
-def usable_agents(plan: Plan, outcome: JobOutcome, roster: Roster) -> set[AgentId]:
+def plan_next_attempt(
+    plan: Plan, roster: Roster, outcome: JobOutcome, found: Sequence[str], environ: Mapping[str, str]
+) -> Plan | Stop:
+    """Return the plan of another attempt, or why there can be none.
+
+    roster:  the agents as the attempt has left them
+    found:   hosts that the attempt lacked, and that were there
+    """
+    waiting = wait_for_hosts(plan, roster, outcome)
+    if waiting is not None:
+        return replace(plan, placement=waiting)
+    plan = replace(plan, placement=replace(plan.placement, awaited={}))
+    if plan.is_started_by_hand:
+        return regroup_agents(plan, roster, outcome)
+    placed = choose_hosts(plan, roster, outcome, found)
+    if isinstance(placed, Stop):
+        return placed
+    before, usable = plan.placement, usable_agents(plan, roster, outcome)
+    is_unchanged = (placed.hosts, placed.spares) == (before.hosts, before.spares)
+    if is_unchanged and (before.is_served_by(usable) or fits_launch_command(plan)):
+        return plan
+    try:
+        made = replan(plan, placed, environ)
+    except JaxrunError as error:
+        if outcome.reason is EndReason.GROWN and found:  # no reason to end the job
+            return plan_next_attempt(plan, roster, outcome, (), environ)
+        return Stop(f"the job cannot be placed on other hosts: {error}")
+    agents = keep_agents(plan, roster, outcome, placed)
+    if agents is None:
+        return made
+    return replace(made, launch_command=plan.launch_command, placement=replace(placed, agents=agents))
+
+
+def choose_hosts(plan: Plan, roster: Roster, outcome: JobOutcome, found: Sequence[str]) -> Placement | Stop:
+    """Return the hosts of another attempt, whose agents are not assigned yet; or why there can be none."""
+    lost = lost_hosts(plan, roster, outcome)
+    placed = use_spares(replace(plan.placement, spares=ready_spares(plan, roster, outcome)), lost)
+    placed = leave_out_hosts(plan, placed, lost)
+    placed = grow(placed, found, lost)
+    if failed := {plan.host_of[rank] for rank in outcome.failed_checks} & {*placed.hosts}:
+        why = f"no spare host is left for {', '.join(sorted(failed))}"
+        return Stop(why if plan.job.spares or plan.job.min_hosts else "")
+    return placed
+
+
+def usable_agents(plan: Plan, roster: Roster, outcome: JobOutcome) -> set[AgentId]:
     """Return the agents that another attempt can use; none once a launch command has ended that they do not outlive."""
     stay = plan.launch_command is not None and plan.launch_command.agents_stay and not outcome.uses_mpi
     return roster.usable(outcome.unanswered) if roster.has_launch or stay else set()
 
 
-class Following(Struct, frozen=True):
-    """The next attempt.
-
-    awaited:  the agents that it waits for (--wait-hosts), and the hosts on which they were lost
-    """
-
-    plan: Plan
-    awaited: Mapping[AgentId, str] = field(default_factory=dict)
-
-    def is_served(self, usable: Collection[AgentId]) -> bool:
-        """Whether all agents exist that its ranks need, except those that are waited for."""
-        needed = (agent for agent, ranks in self.plan.agents.items() if ranks)
-        return all(agent in usable or agent in self.awaited for agent in needed)
-
-
-def _surviving_hosts(plan: Plan, outcome: JobOutcome, usable: Collection[AgentId]) -> dict[AgentId, str]:
-    """Return the hosts of the usable agents; empty if agents cannot survive the loss of another host."""
-    command = plan.launch_command
-    if command is None or not command.survive_host_loss or (command.agents_stay and outcome.uses_mpi):
-        return {}
-    hosts = enumerate(command.agent_hosts)
-    return {agent: host for number, host in hosts if (agent := AgentId(number)) in usable}
-
-
-def plan_next_attempt(
-    plan: Plan, outcome: JobOutcome, roster: Roster, found: Sequence[str], environ: Mapping[str, str]
-) -> Following | Stop:
-    """Return where another attempt runs, or why there can be none.
-
-    roster:  the agents as the attempt has left them
-    found:   hosts that the attempt lacked, and that were there
-    """
-    usable = usable_agents(plan, outcome, roster)
-    if (waiting := _plan_to_wait(plan, outcome, roster, usable)) is not None:
-        return waiting
-    if plan.is_started_by_hand:
-        return _plan_by_hand(plan, outcome, usable)
-    hosts, lost = _surviving_hosts(plan, outcome, usable), _lost_hosts(plan, outcome, roster)
-    placement, ready = tuple(worker.host for worker in plan.workers), set(hosts.values())
-    there = [host for host in plan.spare_hosts if host not in roster.lost_spares()]
-    spares = tuple(sorted(there, key=lambda host: host not in ready))
-    choice = replace_hosts(placement, spares, lost, plan.job.min_hosts, plan.whole)
-    choice = take_back(choice, [host for host in found if host not in lost])
-    if failed := {plan.host_of[rank] for rank in outcome.failed_checks} - {*choice.left_out}:
-        why = f"no spare host is left for {', '.join(sorted(failed))}"
-        return Stop(why if plan.job.spares or plan.job.min_hosts else "")
-    same_hosts = choice.placement == placement and spares == plan.spare_hosts
-    if same_hosts and (Following(plan).is_served(usable) or fits_launch_command(plan)):
-        return Following(plan)
-    try:
-        made = replan(plan, choice.placement, choice.spares, environ)
-    except JaxrunError as error:
-        if outcome.reason is EndReason.GROWN and found:  # no reason to end the job
-            return plan_next_attempt(plan, outcome, roster, (), environ)
-        return Stop(f"the job cannot be placed on other hosts: {error}")
-    share = plan.launch_command is not None and plan.launch_command.agents_stay  # because a spare host has only one
-    agents = assign_agents(choice.placement, hosts, choice.spares, share=share)
-    if agents is not None:
-        made = replace(made, launch_command=plan.launch_command, agents=agents)
-    made = replace(
-        made,
-        left_out=tuple(host for host in (*plan.left_out, *choice.left_out) if host not in choice.placement),
-        host_notes=(*plan.host_notes, *choice.notes),
-        whole=choice.whole,
-    )
-    return Following(made)
-
-
-def _plan_to_wait(plan: Plan, outcome: JobOutcome, roster: Roster, usable: Collection[AgentId]) -> Following | None:
-    """The plan of an attempt on the same hosts that waits for those that were lost (--wait-hosts).
-
-    None if there is no host to wait for, if the wait for one was in vain, or if the other agents are gone as well.
-    """
-    gone = [agent for agent, ranks in plan.agents.items() if ranks and agent not in usable]
-    if not plan.job.host_wait or not gone or outcome.not_back or outcome.failed_checks:
-        return None
-    if plan.is_started_by_hand:
-        if AgentId(0) in gone:
-            return None
-        known = plan.host_of | {worker.rank: worker.host for worker in outcome.workers}
-        names = {agent: known[plan.agents[agent][0]] for agent in gone}
-        # A host that was awaited already keeps its name, which the plan does not know.
-        names |= {
-            agent: roster.seats[agent].host for agent in gone if roster.seats[agent].host != _planned(plan, agent)
-        }
-        return Following(plan, names)
-    there = _surviving_hosts(plan, outcome, usable)
-    if not there or outcome.uses_mpi:
-        return None
-    return _await_host_agents(plan, there, gone)
-
-
-def _await_host_agents(plan: Plan, there: Mapping[AgentId, str], gone: Sequence[AgentId]) -> Following | None:
-    """Do the same for agents that an engine starts: one agent of a lost host gets all of its ranks."""
-    first: dict[str, AgentId] = {}
-    for agent in gone:
-        first.setdefault(plan.host_of[plan.agents[agent][0]], agent)
-    lost = {agent: host for host, agent in first.items()}
-    placement = [worker.host for worker in plan.workers]
-    agents = assign_agents(placement, {**there, **lost}, plan.spare_hosts, share=True)
-    return Following(replace(plan, agents=agents), lost) if agents is not None else None
-
-
-def _planned(plan: Plan, agent: AgentId) -> str:
-    """The name of an agent's host in the plan."""
-    return plan.workers[plan.agents[agent][0]].host
-
-
-def _plan_by_hand(plan: Plan, outcome: JobOutcome, usable: Collection[AgentId]) -> Following | Stop:
-    """Return the plan of another attempt with the existing agents: all that it had, or with --min-hosts fewer."""
-    may_shrink = plan.job.min_hosts is not None and 0 in usable
-    failed = {agent for agent, ranks in plan.agents.items() if outcome.failed_checks.keys() & set(ranks)}
-    made = replan_manual(plan, set(usable) - failed) if may_shrink else plan
-    if made is None or not Following(made).is_served(usable) or (failed and made is plan):
-        return Stop("" if failed else "agents are gone that jaxrun did not start")
-    if made.agents == plan.agents:
-        return Following(plan)
-    lost = [host for host in plan.hosts if host not in made.hosts]
-    back = [host for host in made.hosts if host not in plan.hosts]
-    news = [*(f"{host} is left out" for host in lost), *(f"{host} is taken back" for host in back)]
-    again = "; the same command, typed there again, takes it back" if lost else ""
-    note = f"{', '.join(news)}: {describe_size([worker.host for worker in made.workers])}{again}"
-    left_out = tuple(host for host in (*plan.left_out, *lost) if host not in back)
-    return Following(replace(made, left_out=left_out, host_notes=(*plan.host_notes, note)))
-
-
-def plan_new_agents(plan: Plan, environ: Mapping[str, str]) -> Plan:
-    """Return the plan for agents that a launch command starts anew: each gets the ranks that this command gives it."""
-    if fits_launch_command(plan):
-        return plan
-    return replan(plan, [worker.host for worker in plan.workers], plan.spare_hosts, environ)
-
-
-def fits_launch_command(plan: Plan) -> bool:
-    """Whether the agents have the ranks with which the launch command of the plan starts them."""
-    command = plan.launch_command
-    started = command is not None and dict(plan.agents) == starting_agents(command, len(plan.workers))
-    return plan.is_started_by_hand or started
-
-
-def _lost_hosts(plan: Plan, outcome: JobOutcome, roster: Roster) -> set[str]:
-    """The hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
+def lost_hosts(plan: Plan, roster: Roster, outcome: JobOutcome) -> set[str]:
+    """Return the hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
     culprits = find_culprits(outcome.workers) if outcome.workers else []
     lost = {worker.rank for worker in culprits if worker.lost_reason}
     lost.update(outcome.unanswered, outcome.failed_checks, outcome.lost_early)
@@ -180,3 +101,111 @@ def _lost_hosts(plan: Plan, outcome: JobOutcome, roster: Roster) -> set[str]:
     if outcome.reason is EndReason.UNAVAILABLE and reported:
         lost.update(rank for rank in plan.host_of if rank not in reported)
     return {host for rank, host in plan.host_of.items() if rank in lost}
+
+
+def ready_spares(plan: Plan, roster: Roster, outcome: JobOutcome) -> tuple[str, ...]:
+    """Return the spare hosts that are left; first those on which agents wait."""
+    ready, lost = {*_surviving_hosts(plan, roster, outcome).values()}, roster.lost_spares()
+    there = [host for host in plan.placement.spares if host not in lost]
+    return tuple(sorted(there, key=lambda host: host not in ready))
+
+
+def leave_out_hosts(plan: Plan, placed: Placement, lost: set[str]) -> Placement:
+    """Leave out lost hosts that no spare one replaces, down to --min-hosts."""
+    return leave_out_lost(placed, lost, plan.job.min_hosts)
+
+
+def grow(placed: Placement, found: Sequence[str], lost: set[str]) -> Placement:
+    """Take hosts back that were found, unless they were lost in this attempt."""
+    return take_back(placed, [host for host in found if host not in lost])
+
+
+def keep_agents(
+    plan: Plan, roster: Roster, outcome: JobOutcome, placed: Placement
+) -> dict[AgentId, tuple[int, ...]] | None:
+    """Give the ranks of these hosts to agents that are there; None if they are too few, or cannot stay."""
+    there = _surviving_hosts(plan, roster, outcome)
+    share = plan.launch_command is not None and plan.launch_command.agents_stay  # because a spare host has only one
+    return assign_agents(placed.hosts, there, placed.spares, share=share)
+
+
+def wait_for_hosts(plan: Plan, roster: Roster, outcome: JobOutcome) -> Placement | None:
+    """Return the placement of an attempt on the same hosts that waits for those that were lost.
+
+    None if there is no host to wait for, if the wait for one was in vain, or if the other agents are gone as well.
+    """
+    usable, agents = usable_agents(plan, roster, outcome), plan.placement.agents
+    gone = [agent for agent, ranks in agents.items() if ranks and agent not in usable]
+    if not plan.job.host_wait or not gone or outcome.not_back or outcome.failed_checks:
+        return None
+    if plan.is_started_by_hand:
+        return _await_commands(plan, roster, outcome, gone) if AgentId(0) not in gone else None
+    there = _surviving_hosts(plan, roster, outcome)
+    if not there or outcome.uses_mpi:
+        return None
+    return _await_host_agents(plan, there, gone)
+
+
+def _await_commands(plan: Plan, roster: Roster, outcome: JobOutcome, gone: Sequence[AgentId]) -> Placement:
+    """Wait for agents that people, or a cluster, start again."""
+    known = plan.host_of | {worker.rank: worker.host for worker in outcome.workers}
+    names = {}
+    for agent in gone:
+        first = plan.placement.agents[agent][0]
+        # A host that was awaited already keeps its name, which the plan does not know.
+        is_awaited = roster.seats[agent].host != plan.host_of[first]
+        names[agent] = roster.seats[agent].host if is_awaited else known[first]
+    return replace(plan.placement, awaited=names)
+
+
+def _await_host_agents(plan: Plan, there: Mapping[AgentId, str], gone: Sequence[AgentId]) -> Placement | None:
+    """Wait for agents that an engine starts: one agent of a lost host gets all of its ranks."""
+    first: dict[str, AgentId] = {}
+    for agent in gone:
+        first.setdefault(plan.host_of[plan.placement.agents[agent][0]], agent)
+    lost = {agent: host for host, agent in first.items()}
+    agents = assign_agents(plan.placement.hosts, {**there, **lost}, plan.placement.spares, share=True)
+    return replace(plan.placement, agents=agents, awaited=lost) if agents is not None else None
+
+
+def _surviving_hosts(plan: Plan, roster: Roster, outcome: JobOutcome) -> dict[AgentId, str]:
+    """Return the hosts of the usable agents; empty if agents cannot survive the loss of another host."""
+    command = plan.launch_command
+    if command is None or not command.survive_host_loss or (command.agents_stay and outcome.uses_mpi):
+        return {}
+    usable = usable_agents(plan, roster, outcome)
+    hosts = enumerate(command.agent_hosts)
+    return {agent: host for number, host in hosts if (agent := AgentId(number)) in usable}
+
+
+def regroup_agents(plan: Plan, roster: Roster, outcome: JobOutcome) -> Plan | Stop:
+    """Return the plan of another attempt with the agents that people started: all, or with --min-hosts fewer."""
+    usable, agents = usable_agents(plan, roster, outcome), plan.placement.agents
+    may_shrink = plan.job.min_hosts is not None and 0 in usable
+    failed = {agent for agent, ranks in agents.items() if outcome.failed_checks.keys() & set(ranks)}
+    made = replan_manual(plan, usable - failed) if may_shrink else plan
+    if made is None or not made.placement.is_served_by(usable) or (failed and made is plan):
+        return Stop("" if failed else "agents are gone that jaxrun did not start")
+    if made.placement.agents == agents:
+        return plan
+    lost = [host for host in plan.hosts if host not in made.hosts]
+    back = [host for host in made.hosts if host not in plan.hosts]
+    news = [*(f"{host} is left out" for host in lost), *(f"{host} is taken back" for host in back)]
+    again = "; the same command, typed there again, takes it back" if lost else ""
+    note = f"{', '.join(news)}: {describe_size(made.placement.hosts)}{again}"
+    left_out = {**plan.placement.left_out, **dict.fromkeys(lost, LOST)}
+    left_out = {host: why for host, why in left_out.items() if host not in back}
+    notes = (*plan.placement.notes, note)
+    return replace(made, placement=replace(made.placement, left_out=left_out, notes=notes))
+
+
+def plan_new_agents(plan: Plan, environ: Mapping[str, str]) -> Plan:
+    """Return the plan for agents that a launch command starts anew: each gets the ranks that this command gives it."""
+    return plan if fits_launch_command(plan) else replan(plan, plan.placement, environ)
+
+
+def fits_launch_command(plan: Plan) -> bool:
+    """Whether the agents have the ranks with which the launch command of the plan starts them."""
+    command = plan.launch_command
+    started = command is not None and dict(plan.placement.agents) == starting_agents(command, len(plan.workers))
+    return plan.is_started_by_hand or started

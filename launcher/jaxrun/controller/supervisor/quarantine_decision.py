@@ -16,6 +16,7 @@ from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.controller.roster import Roster
 from jaxrun.spec.backends.quarantine import add_to_quarantine
+from jaxrun.spec.job.plan import Plan
 
 
 class Quarantine(Struct, frozen=True):
@@ -25,8 +26,9 @@ class Quarantine(Struct, frozen=True):
     spared: Mapping[str, str]
 
 
-def decide_quarantine(hosts: Mapping[int, str], outcome: JobOutcome, roster: Roster) -> Quarantine:
-    """Decide after an attempt. `hosts` are the ranks' hosts; the roster knows which were heard, and how."""
+def decide_quarantine(plan: Plan, roster: Roster, outcome: JobOutcome) -> Quarantine:
+    """Decide after an attempt. The roster knows which hosts were heard, and how."""
+    hosts = plan.host_of
     reports = {seat.host: seat.report for seat in roster.seats.values() if seat.report is not None}
     # Both ends of the connection of an agent on the launcher's own host have one address.
     far = {host for host, report in reports.items() if report.address != report.head_address}
@@ -59,11 +61,11 @@ class QuarantineFile:
         self._quarantined: set[str] = set()
         self._spared: set[str] = set()  # lost hosts for which a line already says that they are not added
 
-    def update(self, hosts: Mapping[int, str], outcome: JobOutcome, roster: Roster) -> list[str]:
+    def update(self, plan: Plan, roster: Roster, outcome: JobOutcome) -> list[str]:
         """Add the hosts that an attempt has lost; returns lines for people."""
         if self._path is None:
             return []
-        decided = decide_quarantine(hosts, outcome, roster)
+        decided = decide_quarantine(plan, roster, outcome)
         spared = {host: why for host, why in decided.spared.items() if host not in self._spared}
         self._spared.update(spared)
         lines = []

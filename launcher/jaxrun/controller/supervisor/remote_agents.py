@@ -36,13 +36,14 @@ from jaxrun.controller.seat import (
     Take,
     Welcome,
 )
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
 from jaxrun.controller.supervisor.engine_commands import EngineCommands, HostSearch
+from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.controller.supervisor.kept_record import KeptRecord
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.losses import ATTACHED_GRACE_S, LossWatch
 from jaxrun.controller.supervisor.remote_output import RemoteOutput
+from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.controller.supervisor.transport import (
     AgentConnection,
     ConnectedAgent,
@@ -54,7 +55,6 @@ from jaxrun.errors import EXIT_PREEMPTED, JaxrunError, NotUniformError, Protocol
 from jaxrun.node.agent.agent import LISTENER, OUTPUT
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.listener import Listener, Peer
-from jaxrun.node.channel.silence import SilenceLimit
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
@@ -110,6 +110,7 @@ class JobAgents(Struct, frozen=True):
     """What all attempts of a job share of its agents.
 
     transport:  their connections
+    watches:    whether their hosts live
     roster:     who has which place
     job_info:   the first message to each agent
     commands:   runs the commands of the engine
@@ -118,6 +119,7 @@ class JobAgents(Struct, frozen=True):
 
     listener: Listener
     transport: Transport
+    watches: HostWatches
     roster: Roster
     job_info: JobInfo
     commands: EngineCommands
@@ -146,20 +148,20 @@ class RemoteAgents:
     def __init__(
         self,
         shared: Supervision,
-        attempt: AttemptLoop,
+        head: HeadLink,
         plan: Plan,
         agents: JobAgents,
         launched: LaunchedAgents,
         registry: AgentRegistry,
         record: JobRecord | None = None,
     ) -> None:
-        """Serve agents in the loop of the attempt from now on.
+        """Serve agents in the loop of the attempt from now on, and hand what happens to its `head`.
 
         registry:  compares the reports of agents with ranks
         record:    what agents keep for another head; None where no head takes the place of this one
         """
         clock = shared.clock
-        self._attempt = attempt
+        self._head = head
         self._plan = plan
         self._agents = agents
         self._roster, self._transport = agents.roster, agents.transport
@@ -172,13 +174,13 @@ class RemoteAgents:
         self._attached = bool(self._launch.command.attached_to)
         self._search = None
         if not plan.is_started_by_hand:
-            self._search = HostSearch(attempt.loop, clock, plan, shared.environ, agents.commands, shared.guard)
-        self._watches = HostWatches(SilenceLimit.of_head(agents.job_info.host_timeout, len(plan.agents)), clock)
+            self._search = HostSearch(head.loop, clock, plan, shared.environ, agents.commands, shared.guard)
+        self._watches = agents.watches
         self._remote_output = RemoteOutput(shared.output, self._transport)
         self._losses = LossWatch(
             self._launch,
             self._roster,
-            self,
+            self._watches,
             clock,
             attached=self._attached,
             read_stderr=lambda rank: shared.output.logs.read_stderr(rank),
@@ -191,7 +193,7 @@ class RemoteAgents:
         self._serve()
 
     def _serve(self) -> None:
-        loop, dropped = self._attempt.loop, self._dropped_peers
+        loop, dropped = self._head.loop, self._dropped_peers
         loop.add_timer(lambda: self._watches.next_check, self._drop_silent)
         loop.add_reader(self._launch.fileno(), OUTPUT, self._on_launch_output)
         expected = len(self._roster.seats)
@@ -200,7 +202,7 @@ class RemoteAgents:
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_timer(lambda: self._losses.deadline, self._explain_losses)
         loop.add_timer(lambda: self._confirm_at, self._confirm_claimed)
-        loop.add_timer(lambda: self._record.due, lambda: self._record.send_all(self._attempt.hosts))
+        loop.add_timer(lambda: self._record.due, lambda: self._record.send_all(self._head.hosts))
         self._transport.attach(loop, LinkHandler(self._on_messages, self._on_link_lost, self._on_nonsense))
 
     # ---- the end of the attempt, and of the job
@@ -217,8 +219,7 @@ class RemoteAgents:
                 self._transport.drop(link)
                 self._roster.go(link, connection.lost_reason, is_silent=connection.is_silent)
         self._transport.detach()
-        self._watches.close()
-        self._attempt.loop.close()
+        self._head.loop.close()
         return outcome
 
     def end_search(self) -> list[LaunchProcess]:
@@ -249,7 +250,7 @@ class RemoteAgents:
         is_lost = launch.command.survive_host_loss and len(roster.links_of(roster.seats)) < started
         launch.has_silent = bool(self.silent_ranks) or is_lost
         if self._outcome is not None and self._outcome.head_leaves:  # the others look for the head of another pod
-            self._record.send_all(self._attempt.hosts, head_left=True)
+            self._record.send_all(self._head.hosts, head_left=True)
             leaving = roster.links_of({*self._outcome.drained, AgentId(0)})
             transport.send(leaving, Shutdown(status, headline=headline, leaves=True))
             transport.flush(_SHUTDOWN_SEND_S)
@@ -277,7 +278,7 @@ class RemoteAgents:
     def send(self, ranks: tuple[int, ...], order: RankOrder) -> None:
         if isinstance(order, Run):
             self._roster.run()
-            self._record.send_all(self._attempt.hosts)  # all are known now; agents have them before a rank runs
+            self._record.send_all(self._head.hosts)  # all are known now; agents have them before a rank runs
         if isinstance(order, SignalWorker) and order.signum in (signal.SIGTERM, signal.SIGKILL):
             self._losses.stop_asking()
         frame = encode(order)
@@ -293,7 +294,7 @@ class RemoteAgents:
         if self._search is None:
             there = self._roster.usable(()) - self._roster.agents.keys()
             hosts = dict.fromkeys(self._roster.seats[agent].host for agent in sorted(there))
-            self._attempt.handle(HostsFound(tuple(hosts)))
+            self._head.handle(HostsFound(tuple(hosts)))
         elif self._search.begin([self._roster.seats[agent].host for agent in agents]):
             self._on_hosts_found(self._search)
 
@@ -304,7 +305,7 @@ class RemoteAgents:
             if seat.host in search.found and seat.link is None:
                 with contextlib.suppress(JaxrunError):  # the next look tries it again
                     self.launched.restarted.append(search.start_agent(agent, seat.host))
-        self._attempt.handle(HostsFound(search.found))
+        self._head.handle(HostsFound(search.found))
 
     # ---- agents connect
 
@@ -343,9 +344,9 @@ class RemoteAgents:
                 case Refuse(link, agent, reason):
                     self._refuse(link, agent, reason)
                 case Name(report):
-                    self._attempt.handle(report)
+                    self._head.handle(report)
                 case Ask(link):
-                    self._transport.ask(link)
+                    self._watches.ask_one(link)
                     self._confirm_at = self._clock()
                 case Close(link):
                     self._transport.drop(link)
@@ -358,25 +359,25 @@ class RemoteAgents:
 
     def _refuse(self, link: LinkId, agent: AgentId, reason: str) -> None:
         """Tell an agent that the job has no place for it, or the `reason`, and close its connection."""
-        hosts, ranks = self._attempt.hosts, self._roster.ranks_of(agent)
+        hosts, ranks = self._head.hosts, self._roster.ranks_of(agent)
         if reason:
             text = reason
         elif ranks:
             text = f"this job runs already: its {format_ranks(ranks)} is another process, on {hosts[ranks[0]]}"
         else:
             text = f"this job runs already, with {len(hosts)} processes: none is rank {agent}"
-        self._attempt.record(AgentTurnedAway(agent, text))
+        self._head.record(AgentTurnedAway(agent, text))
         self._send_last(link, AgentRefused(text, is_taken=self._roster.waits and bool(ranks) and not reason))
 
     def _confirm_claimed(self) -> None:
         """Look whether the agents are alive whose places others claim."""
-        for link in self._transport.take_confirmed():
+        for link in self._watches.take_confirmed():
             self.execute(self._roster.confirm(link))
-        self._confirm_at = self._clock() + _CONFIRM_INTERVAL_S if self._transport.is_asking else None
+        self._confirm_at = self._clock() + _CONFIRM_INTERVAL_S if self._watches.is_asking else None
 
     def _log_dropped_peers(self) -> None:
         if (dropped := self._dropped_peers.take()) is not None:
-            self._attempt.record(dropped)
+            self._head.record(dropped)
 
     # ---- messages of agents
 
@@ -398,7 +399,7 @@ class RemoteAgents:
         reason = f"its agent sent something that is not a message of jaxrun: {error}"
         self._transport.spoil(link, reason)
         if (agent := self._roster.agent_at(link)) is not None:
-            self._attempt.record(BadMessage(agent, reason))
+            self._head.record(BadMessage(agent, reason))
 
     def _on_message(self, agent: AgentId, link: LinkId, message: AgentToHead) -> None:
         seat = self._roster.seats.get(agent)
@@ -415,17 +416,17 @@ class RemoteAgents:
     def _on_agent_event(self, event: AgentEvent) -> None:
         match event:
             case AgentConnected():
-                self._attempt.handle(replace(event, record=None))  # what it knows was of use before the attempt began
+                self._head.handle(replace(event, record=None))  # what it knows was of use before the attempt began
             case AgentSignalled():
                 self._losses.hold(event, ask=True)
             case AgentReport():
                 for rank in self._roster.ranks_of(event.agent):
-                    self._attempt.record(RecordClock(rank, self._clock() - event.time))
+                    self._head.record(RecordClock(rank, self._clock() - event.time))
                 self._launch.launch_id = self._launch.launch_id or event.launch_id
-                self._attempt.handle(event)
+                self._head.handle(event)
                 self._prepare_spares()
             case _:
-                self._attempt.handle(event)
+                self._head.handle(event)
 
     def _refuse_unfit(self, link: LinkId, report: AgentReport) -> bool:
         """Refuse an agent that replaces another, but does not fit the job; returns whether it was refused."""
@@ -451,7 +452,7 @@ class RemoteAgents:
                 self._roster.add_failure(message.rank)
                 self._remote_output.log_traceback(message)
         if not (isinstance(message, Failed | WorkerExited) and self._losses.hold_if_asking(message)):
-            self._attempt.receive(message)
+            self._head.receive(message)
 
     # ---- agents that wait
 
@@ -460,7 +461,7 @@ class RemoteAgents:
         self.execute(self._roster.lose(agent, reason))
 
     def _on_spare_report(self, report: AgentReport) -> None:
-        self._attempt.record(SpareReported(report.agent, report.host, report.pid))
+        self._head.record(SpareReported(report.agent, report.host, report.pid))
         reason = report.check_failure and f"failed --host-check: {report.check_failure}"
         try:
             self._registry.check_installation(report)
@@ -494,17 +495,9 @@ class RemoteAgents:
 
     # ---- agents, hosts and the launch command go away
 
-    def ask(self) -> None:
-        """Ask whether all hosts are alive now."""
-        self._watches.ask(self._transport)
-
-    def unanswered(self) -> list[LinkId]:
-        """Return the connections to hosts that have not answered since then."""
-        return self._watches.unanswered(self._transport)
-
     def _drop_silent(self) -> None:
         """Lose the hosts that are silent."""
-        lost, notice = self._watches.check(self._transport)
+        lost, notice = self._watches.check()
         if notice:
             self._output.print_line(notice)
         for link in lost:
@@ -518,7 +511,7 @@ class RemoteAgents:
         if seat is None or seat.ranks:
             self._losses.hold(AgentLost(agent, why), ask=False)
             return
-        self._attempt.record(SpareLost(agent, seat.host, why))
+        self._head.record(SpareLost(agent, seat.host, why))
         if sum(one.host == seat.host and one.state is SeatState.LOST for one in self._roster.waiting()) == 1:
             self._output.print_line(f"jaxrun: spare host {seat.host} is lost: {why}")
 
@@ -531,20 +524,20 @@ class RemoteAgents:
         for link in unanswered:  # what has started this process will end it before more can be known
             self._transport.connection(link).give_up(ATTACHED_GRACE_S)
             self._transport.read(link)
-        for event in self._losses.explain(self._attempt.hosts):
-            self._attempt.handle(event)
+        for event in self._losses.explain(self._head.hosts):
+            self._head.handle(event)
         self.execute(self._roster.settle())
 
     def _on_launch_output(self) -> None:
         text = self._launch.read()
         if text is None:
-            self._attempt.loop.remove_reader(self._launch.fileno())
+            self._head.loop.remove_reader(self._launch.fileno())
         elif text and self._plan.job.verbose:
             self._output.print_line(text.decode(errors="replace"))
         # One that outlives its agents does not end if it cannot start one of them; any other says why once it ends.
         survives = self._launch.command.survive_host_loss
         if text and survives and self._launch.failed_agents() & {seat.agent for seat in self._roster.unreported()}:
-            self._attempt.handle(StartFailed(self._launch.describe_failed_start()))
+            self._head.handle(StartFailed(self._launch.describe_failed_start()))
 
     # ---- signals
 
@@ -552,11 +545,11 @@ class RemoteAgents:
         if signum == signal.SIGCHLD:
             self._on_child_exit()
         elif not self._attached or signum in (signal.SIGQUIT, signal.SIGTSTP):
-            self._attempt.handle(LauncherSignalled(signum))
+            self._head.handle(LauncherSignalled(signum))
         elif signum in (signal.SIGUSR1, signal.SIGUSR2):
             self.send((0,), SignalWorker(signum))  # the agents of the other ranks have got it as well
         elif self._signalled:
-            self._attempt.handle(LauncherSignalled(signum))  # a second signal
+            self._head.handle(LauncherSignalled(signum))  # a second signal
         else:
             self._signalled = True
             self._losses.hold(AgentSignalled(self._roster.of_rank(0).agent, signal.Signals(signum)), ask=True)
@@ -571,5 +564,5 @@ class RemoteAgents:
         if self._search is not None and self._search.on_child_exit():
             self._on_hosts_found(self._search)
         if self._launch.status is None and self._launch.reap():
-            self._attempt.record(LaunchCommandEnded(self._launch.status or 0))
+            self._head.record(LaunchCommandEnded(self._launch.status or 0))
             self._losses.hold(ask=True)

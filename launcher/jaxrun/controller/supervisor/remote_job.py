@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +17,21 @@ from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import Told
 from jaxrun.controller.roster import Roster
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, Supervision, make_head
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head
 from jaxrun.controller.supervisor.engine_commands import EngineCommands
+from jaxrun.controller.supervisor.head_link import HeadLink
+from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
 from jaxrun.controller.supervisor.next_attempt_hosts import plan_new_agents, plan_next_attempt, usable_agents
 from jaxrun.controller.supervisor.quarantine_decision import QuarantineFile
 from jaxrun.controller.supervisor.remote_agents import JobAgents, LaunchedAgents, RemoteAgents
+from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.controller.supervisor.transport import ConnectedAgent, Transport
 from jaxrun.errors import JaxrunError
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import Listener, listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
-from jaxrun.node.channel.silence import reserve_port
+from jaxrun.node.channel.silence import SilenceLimit, reserve_port
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_id import AgentId
@@ -107,20 +110,21 @@ class RemoteJob:
         port: HeadPort,
         staged: Staged | None = None,
         connected: Sequence[ConnectedAgent] = (),
-        awaited: Mapping[AgentId, str] | None = None,
     ) -> None:
-        """`connected` are agents that have come already; others are `awaited`, on these hosts."""
+        """`connected` are agents that have come already."""
         self._shared = shared
         self._connected = connected
-        self._awaited = awaited or {}
         self._port = port
         self._by_hand = plan.is_started_by_hand
         self._user_env = {**shared.environ, **plan.job.env}
         addresses = format_addresses(port.listener.addresses)
         self._commands = EngineCommands(shared.environ, shared.directory.path, addresses, port.token)
         self._roster = Roster(waits=plan.job.host_wait > 0)
+        info = self._make_job_info(plan, staged)
+        limit = SilenceLimit.of_head(info.host_timeout, len(plan.placement.agents))
+        self._watches = HostWatches(port.transport, limit, shared.clock)
         self._job_agents = JobAgents(
-            port.listener, port.transport, self._roster, self._make_job_info(plan, staged), self._commands, staged
+            port.listener, port.transport, self._watches, self._roster, info, self._commands, staged
         )
         self._quarantine = QuarantineFile(plan.job.quarantine)
         self._agents: RemoteAgents | None = None  # of the latest attempt, unless their launch command must end
@@ -142,44 +146,43 @@ class RemoteJob:
             self._retire(self._agents)
         elif self._agents is None and plan.job.verbose:
             self._shared.output.print_line(f"jaxrun: listening at {self._port.description}")
-        called = self._roster.begin(plan, anew=not self._agents_stay, awaited=self._awaited)
+        called = self._roster.begin(plan, anew=not self._agents_stay)
         registry = self._make_registry(plan)
-        head = make_head(plan, self._shared, record, registry)
-        attempt = AttemptLoop(self._shared, head, plan.attempt, preload=plan.job.preload)
+        made = make_head(plan, self._shared, record, registry)
+        head = HeadLink(self._shared, made, plan.attempt, preload=plan.job.preload)
         try:
             launched = self._agents.launched if self._agents is not None else self._run_launch_command(plan)
         except JaxrunError as error:
-            attempt.loop.close()
-            return AttemptResult(JobOutcome(EndReason.UNAVAILABLE, text=str(error)), attempt.hosts)
+            head.loop.close()
+            return AttemptResult(JobOutcome(EndReason.UNAVAILABLE, text=str(error)), head.hosts)
         kept = record if plan.head_may_return else None
-        agents = RemoteAgents(self._shared, attempt, plan, self._job_agents, launched, registry, kept)
+        agents = RemoteAgents(self._shared, head, plan, self._job_agents, launched, registry, kept)
         agents.execute(called)
         agents.admit(self._connected)
         if self._agents is None and launched.launch.command.agents_stay:
             self._start_spares(plan, agents)
         self._agents, self._connected = agents, ()
-        outcome = agents.complete(attempt.run(agents))
+        outcome = agents.complete(AttemptLoop(self._shared, head, agents).run())
         self._retired += agents.end_search()
         if outcome.reason is not EndReason.INTERRUPTED:  # a second Ctrl-C waits for no host
-            for line in self._quarantine.update(plan.host_of, outcome, self._roster):
+            for line in self._quarantine.update(plan, self._roster, outcome):
                 self._shared.output.print_line(f"jaxrun: {line}")
-        return AttemptResult(outcome, attempt.hosts)
+        return AttemptResult(outcome, head.hosts)
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, without lost hosts if others can replace them."""
         agents, roster, environ = self._agents, self._roster, self._shared.environ
         if agents is None or agents.launched.launch.reap():
             roster.end_launch()
-        following = plan_next_attempt(plan, outcome, roster, agents.found if agents is not None else (), environ)
+        found = agents.found if agents is not None else ()
+        following = plan_next_attempt(plan, roster, outcome, found, environ)
         if isinstance(following, Stop):
             return following
-        same_command = following.plan.launch_command == plan.launch_command
-        self._agents_stay = (
-            agents is not None and same_command and following.is_served(usable_agents(plan, outcome, roster))
-        )
-        self._awaited = following.awaited
+        is_served = following.placement.is_served_by(usable_agents(plan, roster, outcome))
+        same_command = following.launch_command == plan.launch_command
+        self._agents_stay = agents is not None and same_command and is_served
         try:
-            return following.plan if self._agents_stay else plan_new_agents(following.plan, environ)
+            return following if self._agents_stay else plan_new_agents(following, environ)
         except JaxrunError as error:
             return Stop(f"its agents cannot be started again: {error}")
 
@@ -207,6 +210,7 @@ class RemoteJob:
             retired.stop(hurry=True)
         for launch in launches:
             print_notice(launch.close())
+        self._watches.close()
         self._port.close()
         if agents is not None and agents.launched.launch.command.attached_to and agents.silent_ranks - {0}:
             print_notice(abort_job(agents.launched.launch.command, exit_code, self._shared.environ))

@@ -110,7 +110,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     if endpoint is not None:
         endpoint.on_listening()
     with supervision(plan, environ, directory, guard, history, held) as shared:
-        return supervise(plan, shared, RemoteJob(shared, plan, port, staged, begun.agents, begun.awaited))
+        return supervise(plan, shared, RemoteJob(shared, plan, port, staged, begun.agents))
 
 
 def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir, JobHistory]:

@@ -59,7 +59,6 @@ class Transport:
         self._numbers = count(1)
         self._links: dict[LinkId, AgentConnection] = {}
         self._unsent: set[LinkId] = set()
-        self._to_confirm: dict[LinkId, int] = {}  # bytes that the hosts of these must acknowledge to count as alive
         self._loop: EventLoop | None = None
         self._handler: LinkHandler | None = None
 
@@ -102,7 +101,6 @@ class Transport:
         if self._loop is not None:
             self._loop.remove_reader(connection.fileno())
         self._unsent.discard(link)
-        self._to_confirm.pop(link, None)
         connection.close()
 
     # ---- sending
@@ -161,24 +159,6 @@ class Transport:
         """Close all connections."""
         for link in tuple(self._links):
             self.drop(link)
-
-    # ---- is the other end alive?
-
-    def ask(self, link: LinkId) -> None:
-        """Ask the host of a connection for an answer; `take_confirmed` returns the connection once it has come."""
-        connection = self._links[link]
-        self._to_confirm[link] = connection.queued_bytes if connection.send_beat() else 0
-
-    @property
-    def is_asking(self) -> bool:
-        return bool(self._to_confirm)
-
-    def take_confirmed(self) -> list[LinkId]:
-        """Return the connections that were asked and whose hosts have answered, or whose processes read nothing."""
-        done = [link for link, sent in self._to_confirm.items() if self._links[link].acknowledged_bytes() >= sent]
-        for link in done:
-            del self._to_confirm[link]
-        return done
 
     # ---- receiving
 

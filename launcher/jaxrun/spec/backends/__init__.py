@@ -15,7 +15,8 @@ from jaxrun.spec.job.option_declaration import Option
 class Backend(Struct, frozen=True):
     """One line of the table.
 
-    module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it; empty for `attach`
+    module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it; empty for `attach`. The
+              `plan` of a backend with spare hosts also takes a Placement: what is decided of hosts already
     options:  groups of options (Option.needs) that this backend supports
     """
 
@@ -24,15 +25,16 @@ class Backend(Struct, frozen=True):
 
 
 HOST_OPTIONS = ("hosts", "network")
+_SPARES = "spares"
 _REQUESTS = ("GPUs", "submit")  # requests to a scheduler
 
 LOCAL, KUBERNETES = "local", "kubernetes"
 
 BACKENDS = {
     LOCAL: Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
-    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "host list", "spares", "fewer hosts", "mpirun")),
-    "ssh": Backend("jaxrun.spec.backends.ssh", (*HOST_OPTIONS, "host list", "spares", "fewer hosts", "ssh")),
-    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, "spares", "fewer hosts", "slurm", *_REQUESTS)),
+    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "host list", _SPARES, "fewer hosts", "mpirun")),
+    "ssh": Backend("jaxrun.spec.backends.ssh", (*HOST_OPTIONS, "host list", _SPARES, "fewer hosts", "ssh")),
+    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, _SPARES, "fewer hosts", "slurm", *_REQUESTS)),
     KUBERNETES: Backend("jaxrun.spec.backends.kubernetes", (*HOST_OPTIONS, "fewer hosts", "kubernetes", *_REQUESTS)),
 }
 ATTACH = "attach"  # `jaxrun attach`, whose processes mpirun, srun or a user has started
@@ -41,6 +43,11 @@ _BY_HAND = {  # not accepted by --backend
     ATTACH: Backend("", ("network",)),
     HOSTS: Backend("jaxrun.spec.backends.manual", (*HOST_OPTIONS, "fewer hosts", "by hand")),
 }
+
+
+def places_ranks(backend: Backend) -> bool:
+    """Whether its `plan` can start ranks on given hosts, and takes a Placement."""
+    return _SPARES in backend.options
 
 
 def understands(backend: str, option: Option) -> bool:

@@ -19,6 +19,7 @@ from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout, wanted_platforms
 from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.spec.job.rank_placement import Placement
 from jaxrun.spec.job.worker_variables import worker_variables
 
 
@@ -37,17 +38,19 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     fresh = job.why_no_fork
     if layout.platform not in FORKED_PLATFORMS:
         fresh = f"{layout.platform} devices have not been tried after a fork"
+    workers = _workers(job, layout, machine, job_id)
+    hosts = tuple(worker.host for worker in workers)
     return Plan(
         job=replace(job, processes=layout.processes, platform=layout.platform),
         job_id=job_id,
-        workers=_workers(job, layout, machine, job_id),
+        workers=workers,
         argv=worker_argv(sys.executable, job.program, is_module=job.module),
         set_env=set_env,
         unset_env=inherited_job_variables(environ),
         local_devices=layout.devices_per_process,
         device_names=layout.gpus.names,
         fork=not fresh,
-        agents={AgentId(0): tuple(range(layout.processes))},
+        placement=Placement(hosts, whole=hosts, agents={AgentId(0): tuple(range(layout.processes))}),
         notes=(*layout.notes, *((f"every worker is a fresh interpreter: {fresh}",) if fresh else ())),
     )
 

@@ -38,11 +38,10 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
         engine="",  # the agent gets its ranks as arguments
         title="the agent of this host",
         argv=(*AGENT_ARGV, f"{ranks[0]}-{ranks[-1]}", str(size)),
+        agents={AgentId(first): tuple(range(first, first + each)) for first in range(0, size, each)},
     )
     hosts = [f"--host-rank {number}" for number in range(job.hosts) for _ in range(each)]  # until they have reported
-    agents = {AgentId(first): tuple(range(first, first + each)) for first in range(0, size, each)}
-    made = plan_remote(job, environ, job_id, command, hosts)
-    return replace(made, agents=agents, requeue_id=_lasting_id(job, environ))
+    return replace(plan_remote(job, environ, job_id, command, hosts), requeue_id=_lasting_id(job, environ))
 
 
 def _lasting_id(job: Job, environ: Mapping[str, str]) -> str:
@@ -54,17 +53,19 @@ def _lasting_id(job: Job, environ: Mapping[str, str]) -> str:
 
 def replan_manual(plan: Plan, there: Collection[AgentId]) -> Plan | None:
     """Return the plan of the same job on the hosts of the agents `there`; None if they are too few."""
-    each = len(plan.whole) // len(plan.agents)
-    agents = [agent for agent in sorted(plan.agents) if agent in there]
-    hosts = len(agents)
-    if 0 not in agents or hosts < (plan.job.min_hosts or len(plan.agents)):
+    before = plan.placement
+    each = len(before.whole) // len(before.agents)
+    agents = [agent for agent in sorted(before.agents) if agent in there]
+    count = len(agents)
+    if 0 not in agents or count < (plan.job.min_hosts or len(before.agents)):
         return None
     ranks = {agent: tuple(range(index * each, (index + 1) * each)) for index, agent in enumerate(agents)}
+    hosts = tuple(before.whole[agent] for agent in agents for _ in range(each))
     return replace(
         plan,
-        job=replace(plan.job, hosts=hosts, processes=hosts * each),
-        workers=make_workers([plan.whole[agent] for agent in agents for _ in range(each)]),
-        agents={agent: ranks.get(agent, ()) for agent in plan.agents},
+        job=replace(plan.job, hosts=count, processes=count * each),
+        workers=make_workers(hosts),
+        placement=replace(before, hosts=hosts, agents={agent: ranks.get(agent, ()) for agent in before.agents}),
     )
 
 

@@ -165,8 +165,6 @@ def named_hosts(job: Job) -> tuple[HostSlots, ...]:
 
 def place_on_hosts(job: Job, named: Sequence[HostSlots], allocation: Allocation | None) -> tuple[str, ...]:
     """Return each rank's host, UNKNOWN_HOST if only mpirun knows it. Raises UsageError if the numbers do not fit."""
-    if job.placement:
-        return job.placement
     hosts = named or (_allocated_hosts(job, allocation) if allocation else ())
     if not hosts:
         return (UNKNOWN_HOST,) * _process_count(job)

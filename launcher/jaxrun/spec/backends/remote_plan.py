@@ -1,19 +1,14 @@
-"""Plans jobs whose agents are on other hosts, as far as this host can, and plans them again after a loss of hosts.
+"""Plans jobs whose agents are on other hosts, as far as this host can.
 
 Everything that depends on a host, its devices and cores, is decided once all agents have reported
-(head/worker_assignment.py).
-
-In a job that has lost hosts, spare hosts replace them, or the job continues smaller; every other rank keeps its host.
-If the agents of the other hosts survive the loss, the job continues with them: each agent keeps its number, and gets
-ranks in each attempt.
+(head/worker_assignment.py). After a loss of hosts, spec/job/rank_placement.py says where the ranks are.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
@@ -22,8 +17,11 @@ from jaxrun.protocol.worker_command import worker_argv
 from jaxrun.spec.job.combinations import check_hosts
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker, describe_left_out
+from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
+from jaxrun.spec.job.rank_placement import Placement, agents_by_rank, describe_left_out
 from jaxrun.text import plural
+
+_NOBODY: Mapping[str, str] = {}
 
 
 def plan_remote(
@@ -34,13 +32,13 @@ def plan_remote(
     hosts: Sequence[str],
     notes: Sequence[str] = (),
     spares: Sequence[str] = (),
-    left_out: Sequence[str] = (),
+    left_out: Mapping[str, str] = _NOBODY,
 ) -> Plan:
     """Plan a job of `len(hosts)` processes.
 
     hosts:     the expected host of each rank, UNKNOWN_HOST if not known
     spares:    hosts that may replace another
-    left_out:  the hosts that `leave_out` has returned
+    left_out:  the hosts that `leave_out` has returned, with the reasons
     """
     check_hosts(job, hosts)
     return Plan(
@@ -55,10 +53,9 @@ def plan_remote(
         fork=False,
         notes=tuple(notes),
         launch_command=command,
-        spare_hosts=tuple(spares),
-        agents=starting_agents(command, len(hosts)),
-        left_out=tuple(left_out),
-        whole=tuple(hosts),
+        placement=Placement(
+            tuple(hosts), tuple(spares), left_out, whole=tuple(hosts), agents=starting_agents(command, len(hosts))
+        ),
     )
 
 
@@ -73,20 +70,21 @@ def make_workers(hosts: Sequence[str]) -> tuple[Worker, ...]:
     return tuple(workers)
 
 
-def leave_out(job: Job, offered: Sequence[str]) -> tuple[Job, tuple[str, ...]]:
-    """Leave out the excluded ones of these hosts; returns the job for the others, and the names of those left out.
+def leave_out(job: Job, offered: Sequence[str], excluded: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
+    """Leave out the excluded ones of these hosts; returns the job for the others, and those left out, with reasons.
 
     The number of spare hosts decreases first, then, down to --min-hosts, the job's own. Raises UsageError.
     """
-    left_out = tuple(host for host in offered if host in job.excluded)
+    left_out = {host: excluded[host] for host in offered if host in excluded}
     if not left_out:
-        return job, ()
+        return job, {}
     there, wanted = len(offered) - len(left_out), job.hosts or len(offered) - job.spares
     hosts = min(there, job.hosts) if job.hosts else None
     if there < max(1, job.min_hosts or job.hosts or 1):
         raise UsageError(
             f"{plural(there, 'host')} of {len(offered)} {'is' if there == 1 else 'are'} left, too few for the job, "
-            f"which goes {describe_left_out(job, left_out)}; or name more, or ask for fewer with -N or --min-hosts"
+            f"which goes {describe_left_out(left_out, job.quarantine)}; or name more, or ask for fewer with -N or "
+            "--min-hosts"
         )
     processes = job.processes * hosts // job.hosts if job.processes and job.hosts and hosts else job.processes
     return replace(job, hosts=hosts, processes=processes, spares=max(0, min(job.spares, there - wanted))), left_out
@@ -105,98 +103,6 @@ def count_without_spares(job: Job, there: int) -> int:
     return wanted
 
 
-class HostChoice(Struct, frozen=True):
-    """The hosts of the next attempt.
-
-    placement:  the host of each rank
-    spares:     the remaining spare hosts
-    left_out:   the hosts that are no longer used
-    notes:      what was changed, for people
-    whole:      the host of each rank when no host is missing
-    """
-
-    placement: tuple[str, ...]
-    spares: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
-
-
-def agents_by_rank(size: int, count: int = 0) -> dict[AgentId, tuple[int, ...]]:
-    """Return one agent for each of `size` ranks, numbered like the rank, and up to `count` agents that wait."""
-    return {AgentId(number): (number,) if number < size else () for number in range(max(size, count))}
-
-
 def starting_agents(command: LaunchCommand, size: int) -> dict[AgentId, tuple[int, ...]]:
     """Return the ranks of each agent as this command starts it, in a job of `size` ranks."""
     return dict(command.agents) or agents_by_rank(size, len(command.agent_hosts))
-
-
-def assign_agents(
-    placement: Sequence[str], there: Mapping[AgentId, str], spares: Collection[str] = (), *, share: bool = False
-) -> dict[AgentId, tuple[int, ...]] | None:
-    """Give each rank of `placement` an agent on its host; None if a host has too few agents.
-
-    `there` has the remaining agents and their hosts. Agents on `spares` wait, and get no rank. With `share`, the ranks
-    of a host may have one agent in common.
-    """
-    by_host: dict[str, list[AgentId]] = {}
-    for agent in sorted(there):
-        by_host.setdefault(there[agent], []).append(agent)
-    ranks_of: dict[str, list[int]] = {}
-    for rank, host in enumerate(placement):
-        ranks_of.setdefault(host, []).append(rank)
-    agents: dict[AgentId, tuple[int, ...]] = {}
-    for host, ranks in ranks_of.items():
-        on_host = by_host.pop(host, [])
-        count = min(len(on_host), len(ranks))
-        if not on_host or (count < len(ranks) and not share):
-            return None
-        for index, agent in enumerate(on_host[:count]):
-            agents[agent] = tuple(ranks[index * len(ranks) // count : (index + 1) * len(ranks) // count])
-    return agents | {agent: () for spare in spares for agent in by_host.get(spare, ())}
-
-
-def replace_hosts(
-    placement: Sequence[str],
-    spares: Sequence[str],
-    bad: Collection[str],
-    min_hosts: int | None,
-    whole: Sequence[str] = (),
-) -> HostChoice:
-    """Replace the bad hosts by spare ones, then leave hosts out down to `min_hosts`; None if too few would be left."""
-    places, left, all_places = list(placement), list(spares), list(whole)
-    left_out, notes = [], []
-    for host in dict.fromkeys(name for name in placement if name in bad):
-        if left:
-            spare = left.pop(0)
-            places, all_places = ([spare if name == host else name for name in one] for one in (places, all_places))
-            notes.append(f"{spare} takes the place of {host}")
-        elif min_hosts is not None and len(dict.fromkeys(places)) > min_hosts:
-            places = [name for name in places if name != host]
-            notes.append(f"{host} is left out: {describe_size(places)}")
-        else:
-            continue
-        left_out.append(host)
-    return HostChoice(tuple(places), tuple(left), tuple(left_out), tuple(notes), tuple(all_places))
-
-
-def take_back(choice: HostChoice, there: Collection[str]) -> HostChoice:
-    """Put hosts that have come back where hosts are missing, each in its former place if that is free."""
-    used = dict.fromkeys(choice.placement)
-    missing = [host for host in dict.fromkeys(choice.whole) if host not in used]
-    own = [host for host in missing if host in there]
-    others = [host for host in there if host not in used and host not in own]
-    places = dict.fromkeys(own) | dict(zip([host for host in missing if host not in own], others, strict=False))
-    taken = {host: other or host for host, other in places.items()}
-    if not taken:
-        return choice
-    whole = tuple(taken.get(host, host) for host in choice.whole)
-    placement = tuple(host for host in whole if host in used or host in taken.values())
-    note = f"{' and '.join(taken.values())} taken back: {describe_size(placement)}"
-    return replace(choice, placement=placement, whole=whole, notes=(*choice.notes, note))
-
-
-def describe_size(placement: Sequence[str]) -> str:
-    """Write `4 ranks on 2 hosts`."""
-    return f"{plural(len(placement), 'rank')} on {plural(len(dict.fromkeys(placement)), 'host')}"

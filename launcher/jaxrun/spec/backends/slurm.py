@@ -26,6 +26,7 @@ from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, s
 from jaxrun.spec.job.cluster_env import cancel_command
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.spec.job.rank_placement import UNPLACED, Placement
 from jaxrun.text import UNKNOWN_HOST, plural
 
 # srun reads these as its own options, and no word on its command line can undo them.
@@ -57,7 +58,7 @@ class _Shape(Struct, frozen=True):
         return sum(self.counts)
 
 
-def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = UNPLACED) -> Plan:
     """Plan one srun in the allocation of `environ`. Raises UsageError without one, saying what to type instead."""
     srun = shutil.which("srun", path=environ.get("PATH"))
     if srun is None:
@@ -69,24 +70,26 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     if allocation is None:
         raise UsageError(_no_allocation_message(job))
     check_slurm_args(job.slurm_args)
-    job, left_out = leave_out(job, allocation.nodes)
-    allocation = without_nodes(allocation, left_out)
-    spares = job.spare_hosts
     room = dict(zip(allocation.nodes, allocation.cpus, strict=True))
-    if job.placement:
-        allocation = _nodes_of_placement(job, allocation)
-    elif job.spares:
+    spares, left_out = placed.spares, dict[str, str]()
+    if placed.hosts:
+        allocation = _only_nodes(allocation, placed.hosts)
+    else:
+        job, left_out = leave_out(job, allocation.nodes, placed.left_out)
+        allocation = without_nodes(allocation, left_out)
+    if job.spares and not placed.hosts:
         used = count_without_spares(job, len(allocation.nodes))
         job, spares = replace(job, hosts=used), allocation.nodes[used : used + job.spares]
     shape = _shape(job, allocation, "SLURM_OVERCOMMIT" in environ or has_option(job.slurm_args, _OVERCOMMIT_OPTIONS))
-    hosts = _hosts(job, allocation, shape)
+    hosts = placed.hosts or _hosts(job, allocation, shape)
     waiting = [spare for spare in spares for _ in range(_room_for_waiting(shape, room.get(spare, 1)))]
-    survive_host_loss = job.outlives_hosts
+    survives = job.outlives_hosts or bool(placed.hosts)
+    how = _StepShape((*hosts, *waiting), shape, exact=bool(placed.hosts), survives=survives)
     command = LaunchCommand(
         engine="slurm",
         title=f"srun in Slurm job {allocation.job_id}",
         argv=(
-            *(srun, *_srun_options(job, (*hosts, *waiting), shape, environ, survive_host_loss)),
+            *(srun, *_srun_options(job, how, environ)),
             *(*job.slurm_args, *AGENT_ARGV),
         ),
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
@@ -95,7 +98,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         cancel=cancel_command("slurm"),
         agent_hosts=(*hosts, *waiting),
         size=len(hosts) + len(waiting),
-        survive_host_loss=survive_host_loss,
+        survive_host_loss=survives,
     )
     # The launchers of one requeued job share this; it shows that they continue each other's work.
     requeue_id = f"slurm {environ.get('SLURM_CLUSTER_NAME', '')} {allocation.job_id}"
@@ -103,10 +106,10 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     return replace(planned, requeue_id=requeue_id) if job.requeue else planned
 
 
-def _nodes_of_placement(job: Job, allocation: Allocation) -> Allocation:
+def _only_nodes(allocation: Allocation, hosts: Sequence[str]) -> Allocation:
     """Return the allocation with only the nodes that have ranks, in the order of the ranks."""
     cpus = dict(zip(allocation.nodes, allocation.cpus, strict=True))
-    nodes = tuple(dict.fromkeys(job.placement))
+    nodes = tuple(dict.fromkeys(hosts))
     return replace(allocation, nodes=nodes, cpus=tuple(cpus.get(node, 1) for node in nodes))
 
 
@@ -182,15 +185,29 @@ def _check_room(allocation: Allocation, counts: Sequence[int], room: Sequence[in
         )
 
 
-def _srun_options(
-    job: Job, agents: Sequence[str], shape: _Shape, environ: Mapping[str, str], survive_host_loss: bool
-) -> list[str]:
-    """Return the words that start an agent on each host of `agents`: the ranks' hosts, and hosts of waiting agents."""
+class _StepShape(Struct, frozen=True):
+    """The agents of a step.
+
+    agents:    the host of each: the ranks' hosts, then the hosts of agents that wait
+    shape:     of the ranks
+    exact:     it is decided which host each rank has
+    survives:  the step continues after the loss of a host
+    """
+
+    agents: tuple[str, ...]
+    shape: _Shape
+    exact: bool
+    survives: bool
+
+
+def _srun_options(job: Job, step: _StepShape, environ: Mapping[str, str]) -> list[str]:
+    """Return the words that start an agent on each host of the step."""
+    agents, shape = step.agents, step.shape
     on_host = Counter(agents)
     counts = tuple(on_host.values()) if UNKNOWN_HOST not in on_host else shape.counts
     alike = len(set(counts)) == 1
     words = [f"--nodes={len(counts)}", f"--ntasks={len(agents)}"]
-    if job.placement or not (alike or len(agents) == shape.processes):
+    if step.exact or not (alike or len(agents) == shape.processes):
         # srun would reorder the nodes of any other distribution, and fill them in another way.
         words += [f"--cpus-per-task={shape.cpus}", "--distribution=arbitrary", f"--nodelist={','.join(agents)}"]
     else:
@@ -208,7 +225,7 @@ def _srun_options(
     if not has_option(job.slurm_args, ("--exclusive",)):  # srun accepts only one of the two
         words.append("--overlap")
     # Otherwise the loss of a host or an agent, even a waiting one, would end all others.
-    words += ["--no-kill", "--kill-on-bad-exit=0"] if survive_host_loss else ["--kill-on-bad-exit=1"]
+    words += ["--no-kill", "--kill-on-bad-exit=0"] if step.survives else ["--kill-on-bad-exit=1"]
     return [*words, "--wait=0", f"--input={job.stdin or STDIN_RANK_0}", "--export=ALL"]
 
 
@@ -223,8 +240,6 @@ def _hidden_variables(job: Job, allocation: Allocation, environ: Mapping[str, st
 
 def _hosts(job: Job, allocation: Allocation, shape: _Shape) -> list[str]:
     """Return the host of each rank, UNKNOWN_HOST if the user's options choose the hosts."""
-    if job.placement:
-        return list(job.placement)
     if has_option(job.slurm_args, _HOST_CHOICE_OPTIONS):
         return [UNKNOWN_HOST] * shape.processes
     return [node for node, count in zip(allocation.nodes, shape.counts, strict=False) for _ in range(count)]

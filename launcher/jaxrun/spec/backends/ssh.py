@@ -19,13 +19,14 @@ from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_ho
 from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
+from jaxrun.spec.job.rank_placement import UNPLACED, Placement
 
 STARTER = "jaxrun.node.ssh"
 _LONGEST_CONNECT_S = 15  # until a host that does not answer is given up
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # means itself in every shell
 
 
-def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
+def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = UNPLACED) -> Plan:
     """Plan one agent on each host.
 
     Raises UsageError without hosts, or if a path cannot be given to their shells, UnavailableError without OpenSSH's
@@ -36,20 +37,20 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
         raise UsageError("--backend ssh needs the names of the hosts: -H h1:4,h2:4, or --hostfile FILE")
     if job.remote_python and not _PLAIN_PATH.fullmatch(job.remote_python):
         raise UsageError(f"--remote-python {job.remote_python!r} has characters that a shell may change; link to it")
-    job, left_out = leave_out(job, [host.name for host in named])
-    named = tuple(host for host in named if host.name not in left_out)
-    hosts = place_on_hosts(job, named, None)
-    spares = spare_hosts(job, named, None)
-    waiting = spares or job.spare_hosts
+    hosts, spares, left_out = placed.hosts, placed.spares, dict[str, str]()
+    if not hosts:
+        job, left_out = leave_out(job, [host.name for host in named], placed.left_out)
+        named = tuple(host for host in named if host.name not in left_out)
+        hosts, spares = place_on_hosts(job, named, None), spare_hosts(job, named, None)
     ranks_of = _ranks_of_hosts(hosts)
     command = LaunchCommand(
         engine="",  # each agent is told its ranks
         title="ssh",
         argv=(sys.executable, "-m", STARTER, *_starter_words(job, find_ssh(environ), ranks_of), "--", *AGENT_ARGV),
-        agent_hosts=(*hosts, *waiting),
+        agent_hosts=(*hosts, *spares),
         size=len(hosts),
         agents={AgentId(ranks[0]): tuple(ranks) for ranks in ranks_of.values()}
-        | {AgentId(len(hosts) + index): () for index in range(len(waiting))},
+        | {AgentId(len(hosts) + index): () for index in range(len(spares))},
         agents_stay=True,
         survive_host_loss=True,
         explains_itself=True,

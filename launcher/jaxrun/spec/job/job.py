@@ -27,21 +27,15 @@ from jaxrun.spec.job.options import (
 class Job(JobOptions, frozen=True, kw_only=True):
     """The request of one command line.
 
-    program:       the path or module name, then its arguments
-    env:           variables to add to every worker, --env's and --env-file's among them
-    placement:     the host of each rank, if it is already decided, after the loss of a host
-    spare_hosts:   the spare hosts that are left then
-    excluded:      the hosts that must not be used, with the reasons
-    probe_hosts:   first let the agents on other hosts report them, and connect to each other
+    program:      the path or module name, then its arguments
+    env:          variables to add to every worker, --env's and --env-file's among them
+    probe_hosts:  first let the agents on other hosts report them, and connect to each other
     """
 
     hidden = frozenset({"env", "assignments"})
 
     program: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    placement: tuple[str, ...] = ()
-    spare_hosts: tuple[str, ...] = ()
-    excluded: Mapping[str, str] = field(default_factory=dict)
     probe_hosts: bool = False
 
     def __post_init__(self) -> None:
@@ -104,7 +98,7 @@ class Job(JobOptions, frozen=True, kw_only=True):
     @property
     def outlives_hosts(self) -> bool:
         """Whether the job may go on after the loss of a host: with fewer hosts, others, or the ranks that live."""
-        return bool(self.spares or self.min_hosts or self.wait_hosts or self.placement or self.keep_survivors)
+        return bool(self.spares or self.min_hosts or self.wait_hosts or self.keep_survivors)
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ spawned.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -20,6 +20,7 @@ from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.worker_command import program_of
 from jaxrun.spec.job.cluster_env import CancelCommand, starts_ranks_again
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.rank_placement import UNPLACED, Placement
 
 
 class Worker(Struct, frozen=True):
@@ -98,10 +99,8 @@ class Plan(HidesFields, frozen=True):
     attempt:        the number of this attempt, from 1
     restart_reason: why the attempt before it ended, in one line
     ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None if it does not
-    spare_hosts:    hosts that may replace a lost one
-    agents:         each agent's ranks, by its number; empty while it waits on a spare host
-    left_out:       the hosts that are excluded, or were lost, and are not used; host_notes: what replaced the lost ones
-    whole:          the host of each rank when no host is missing
+    placement:      which hosts and agents have which ranks
+    requeue_id:     what the launchers of one requeued job share; empty if it is not requeued
     """
 
     hidden = frozenset({"set_env"})
@@ -120,28 +119,13 @@ class Plan(HidesFields, frozen=True):
     attempt: int = 1
     restart_reason: str = ""
     ends_at: float | None = None
-    spare_hosts: tuple[str, ...] = ()
-    agents: Mapping[AgentId, tuple[int, ...]] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
-    host_notes: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
+    placement: Placement = UNPLACED
     requeue_id: str = ""
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Each host once, in the order of first ranks."""
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
-
-    @property
-    def is_smaller(self) -> bool:
-        """Whether it runs on fewer hosts than it could."""
-        return len(self.workers) < len(self.whole)
-
-    @property
-    def exclusion(self) -> str:
-        """Which hosts were excluded, and why, in words; empty for none."""
-        excluded = [host for host in self.left_out if host in self.job.excluded]
-        return describe_left_out(self.job, excluded) if excluded else ""
 
     @property
     def host_of(self) -> dict[int, str]:
@@ -200,9 +184,3 @@ class Plan(HidesFields, frozen=True):
             restart_reason=self.restart_reason,
             **asdict(self.job.worker_settings),
         )
-
-
-def describe_left_out(job: Job, left_out: Sequence[str]) -> str:
-    """Write `without h3 (bad-hosts: lost); to use a host again, delete its line in bad-hosts`."""
-    again = f"; to use a host again, delete its line in {job.quarantine}" if job.quarantine else ""
-    return f"without {', '.join(f'{host} ({job.excluded[host]})' for host in left_out)}{again}"

@@ -11,6 +11,7 @@ from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.fault_spec import CHAOS_OPTION
 from jaxrun.spec.job.option_checks import PRELOAD_NONE
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
+from jaxrun.spec.job.rank_placement import describe_left_out
 from jaxrun.text import UNKNOWN_HOST, format_columns, format_ranges, plural
 
 _UNKNOWN_YET = "?"
@@ -102,7 +103,8 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     check = f"before each attempt each host runs --host-check: {plan.job.host_check}" if plan.job.host_check else ""
-    return [f"note: {note}" for note in (check, plan.exclusion, *plan.notes) if note]
+    excluded = describe_left_out(plan.placement.left_out, plan.job.quarantine)
+    return [f"note: {note}" for note in (check, excluded, *plan.notes) if note]
 
 
 def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]], list[str]]:
