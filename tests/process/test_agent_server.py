@@ -25,6 +25,8 @@ from jaxrun.controller.supervisor.remote_agents import JobAgents, LaunchedAgents
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.controller.supervisor.transport import Transport
 from jaxrun.errors import UnavailableError
+from jaxrun.job_events.actions import Finish, Send, SendToAgents
+from jaxrun.job_events.events import AgentLost, AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
@@ -53,8 +55,6 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import FabricFacts, Machine
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.records.event_log.actions import Finish, Send, SendToAgents
-from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
 from jaxrun.spec.backends.remote_plan import agents_by_rank, plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand

@@ -11,9 +11,9 @@ from functools import partial
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, PrintLoss, Send
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.records.event_log.actions import Action, PrintLoss, Send
 
 _INCARNATION = 1  # no rank is started again beside others
 _LEFT_S = 1.0  # the others may still receive what a rank that has ended well has sent to them

@@ -31,6 +31,19 @@ from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
+from jaxrun.job_events.actions import (
+    Action,
+    Finish,
+    LookForHosts,
+    PrintLine,
+    ReadTerminalLine,
+    Send,
+    SendToAgents,
+    ShowTerminalText,
+    SignalRanks,
+    Suspend,
+)
+from jaxrun.job_events.events import Event, FreshInterpreters, Resumed, TerminalLine
 from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.signals import SignalPipe
@@ -51,20 +64,7 @@ from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.names import GANG_ADDRESS, POD_MARKER
 from jaxrun.protocol.worker_messages import Done, Failed
-from jaxrun.records.event_log.actions import (
-    Action,
-    Finish,
-    LookForHosts,
-    PrintLine,
-    ReadTerminalLine,
-    Send,
-    SendToAgents,
-    ShowTerminalText,
-    SignalRanks,
-    Suspend,
-)
 from jaxrun.records.event_log.event_log import LoggedMessage
-from jaxrun.records.event_log.events import Event, FreshInterpreters, Resumed, TerminalLine
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.job.option_checks import PRELOAD_AUTO

@@ -15,6 +15,7 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, Supervision, make_head
 from jaxrun.controller.supervisor.job_terminal import find_prompting_rank
+from jaxrun.job_events.events import LauncherSignalled
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup, with_own_variables
@@ -24,7 +25,6 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, HostCheck, RankOrder
 from jaxrun.protocol.auth import new_token
 from jaxrun.protocol.job_record import JobRecord
-from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:
