@@ -45,7 +45,7 @@ def _start() -> "NoReturn":
     import contextlib
 
     from jaxrun.node import early_signals
-    from jaxrun.node.forkserver import early
+    from jaxrun.node.forkserver import prestart
     from jaxrun.node.forkserver.client import open_standard_descriptors
     from jaxrun.protocol.names import CONTROL_FD
 
@@ -54,13 +54,13 @@ def _start() -> "NoReturn":
     _replace_closed_streams()
     with contextlib.suppress(KeyError, ValueError, OSError):  # not for our children; a wrong value is reported later
         os.set_inheritable(int(os.environ[CONTROL_FD]), False)
-    early_server = early.start(sys.argv[1:], os.environ)
+    prestarted = prestart.start(sys.argv[1:], os.environ)
     from jaxrun.msgspec_import import import_msgspec
 
     import_msgspec()
     from jaxrun.cli.main import run_and_exit
 
-    run_and_exit(sys.argv[1:], early_server)
+    run_and_exit(sys.argv[1:], prestarted)
 
 
 def _replace_closed_streams() -> None:

@@ -16,10 +16,10 @@ from jaxrun.frontends.top.finding import describe_finding
 from jaxrun.frontends.top.samples import take_samples
 from jaxrun.frontends.top.view import LastLine, Pace, View, render
 from jaxrun.frontends.top.watch import join_lines
+from jaxrun.job_client.running_job import RunningJob, find_running_job
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.snapshot_messages import RankReply
-from jaxrun.records.rundir.running_job import RunningJob, find_running_job
 
 WIDTH, HEIGHT = 96, 14
 LOOKS = 40

@@ -23,6 +23,8 @@ from jaxrun.controller.supervisor.supervision import Outside, Supervision
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.controller.supervisor.transport import Transport
 from jaxrun.errors import UnavailableError
+from jaxrun.job_events.actions import Finish
+from jaxrun.job_events.events import AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
@@ -34,8 +36,6 @@ from jaxrun.protocol.auth import ClientHandshake
 from jaxrun.protocol.bounds import Port
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import FabricFacts, Machine
-from jaxrun.records.event_log.actions import Finish
-from jaxrun.records.event_log.events import AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job

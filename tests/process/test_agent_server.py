@@ -12,6 +12,8 @@ from listener_thread import wait_until
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.supervisor import losses
+from jaxrun.job_events.actions import Send, SendToAgents
+from jaxrun.job_events.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
 from jaxrun.node.channel.connection import Connection
 from jaxrun.node.channel.silence import HostWatch
 from jaxrun.protocol.agent_messages import (
@@ -30,8 +32,6 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
-from jaxrun.records.event_log.actions import Send, SendToAgents
-from jaxrun.records.event_log.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
 from jaxrun.spec.job.rank_placement import agents_by_rank
 
 

@@ -7,17 +7,21 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from jaxrun.controller.supervisor.sidecars import SIDECARS
+from jaxrun.job_events.actions import Action
+from jaxrun.job_events.events import Event
 from jaxrun.protocol.agent_messages import AgentToHead, HeadToAgent
 from jaxrun.protocol.codec import message_types
-from jaxrun.protocol.names import CHILD_OF
+from jaxrun.protocol.names import CHILD_OF, SUBCOMMANDS
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
-from jaxrun.records.event_log.actions import Action
-from jaxrun.records.event_log.events import Event
 from jaxrun.spec.backends import BACKENDS
+from jaxrun.spec.job.option_declaration import options_of
+from jaxrun.spec.job.options import JobOptions
 
 _ROOT = Path(__file__).parents[2]
 _LAUNCHER = _ROOT / "launcher"
@@ -25,10 +29,11 @@ _RUNTIME = _ROOT / "runtime"
 _BANNED = ("jax", "jaxlib", "numpy", "jaxrun_runtime")
 _SHARED = ("jaxrun.protocol", "jaxrun.files", "jaxrun.stack_frames", "jaxrun.errors", "jaxrun.text")
 _BY_STRING = ("import_module", "__import__")
+_ABOVE = r"jaxrun(\.(cli|frontends)(\.[a-z_.]+)?)?"  # modules of the two floors above the controller
 # A floor of the launcher imports only itself and those that stand after it.
 _ORDER = (
-    "cli", "frontends", "controller", "node", "records", "analysis", "spec", "files", "protocol",
-    "stack_frames", "text", "terminal", "errors", "clock",
+    "cli", "frontends", "controller", "node", "job_client", "records", "job_events", "analysis", "spec", "files",
+    "protocol", "stack_frames", "text", "terminal", "errors", "clock",
 )  # fmt: skip
 
 
@@ -72,7 +77,7 @@ for name in {_MODULES!r}:
             "jaxrun.cli.main",
             "asyncio subprocess socket logging json pathlib jaxrun.protocol.worker_messages",
         ),
-        ("jaxrun.node.forkserver.early", "re msgspec pathlib click json"),
+        ("jaxrun.node.forkserver.prestart", "re msgspec pathlib click json"),
         (
             "jaxrun.controller.supervisor.local_job",
             "dataclasses difflib ipaddress random secrets shutil statistics subprocess tempfile",
@@ -216,6 +221,37 @@ def test_frontends_import_the_public_surface_and_no_more() -> None:
     below = {name for name in imported if name.split(".")[0] == "jaxrun" and not name.startswith("jaxrun.frontends")}
     below = {"jaxrun.protocol" if name.startswith("jaxrun.protocol.") else name for name in below}
     assert below <= surface
+
+
+def test_frontends_that_the_launcher_starts_as_processes_stand_in_one_table() -> None:
+    """A floor runs no module of a floor above it, as `python -m` or otherwise, except the sidecars."""
+    named = set[tuple[str, str]]()
+    for path in (_LAUNCHER / "jaxrun").rglob("*.py"):
+        module = _module(path)
+        floor = module.partition(".")[2].partition(".")[0]
+        if floor in _ORDER[2:]:
+            named |= {(module, name) for name in _named_modules(path) if re.fullmatch(_ABOVE, name)}
+    batch_script = ("jaxrun.spec.backends.sbatch", "jaxrun")  # it runs the launcher itself
+    sidecars = {("jaxrun.controller.supervisor.sidecars", one.module) for one in SIDECARS.values()}
+    assert named == {batch_script, *sidecars}
+    runnable = {module.removesuffix(".__main__") for module in _MODULES if module.endswith("__main__")}
+    assert {one.module for one in SIDECARS.values()} <= runnable
+    assert {one.words[0] for one in SIDECARS.values() if one.module == "jaxrun"} <= set(SUBCOMMANDS)
+    assert set(SIDECARS) <= {option.flags[0] for _, option in options_of(JobOptions)}
+
+
+def _named_modules(path: Path) -> set[str]:
+    """The modules of jaxrun that the file names by strings: after "-m", or below frontends and commands."""
+    found = set[str]()
+    for node in ast.walk(_tree(path)):
+        parts = node.elts if isinstance(node, ast.Tuple | ast.List) else node.args if isinstance(node, ast.Call) else []
+        values = [part.value if isinstance(part, ast.Constant) else None for part in parts]
+        found |= {str(name) for flag, name in pairwise(values) if flag == "-m" and name}
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Sidecar":
+            found.add(str(values[0]))
+        if isinstance(node, ast.Constant) and re.fullmatch(_ABOVE, str(node.value)) and node.value != "jaxrun":
+            found.add(str(node.value))
+    return found
 
 
 def _imported_modules(path: Path, modules: Collection[str]) -> set[str]:

@@ -26,10 +26,10 @@ from jaxrun.cli.main import main
 from jaxrun.cli.run_dir_commands import COMMANDS
 from jaxrun.frontends.pytest_plugin import fixtures as pytest_fixtures
 from jaxrun.frontends.pytest_plugin.plugin import MARKER
+from jaxrun.job_client.running_job import find_running_job
 from jaxrun.protocol.codec import message_types
 from jaxrun.protocol.job_messages import SOCKET_VERSION, FromClient, Request, StacksRequest, ToClient
 from jaxrun.records.event_log.event_log import LOGGED_TYPES
-from jaxrun.records.rundir.running_job import find_running_job
 
 PAGES = [
     ROOT / "README.md",

@@ -16,7 +16,7 @@ from harness import jaxrun, kill, process_state, started, wait_until, wait_until
 from harness_worker import RANK_THREADS, environment
 
 from jaxrun.files.procfs import children
-from jaxrun.node.forkserver import client, early
+from jaxrun.node.forkserver import client, prestart
 from jaxrun.protocol.forkserver_messages import (
     ConfigureForkServer,
     ForkDeclined,
@@ -174,11 +174,11 @@ def servers(monkeypatch):
 def _server_for(started, fork=True, **request):
     job = Job(program=("train.py", "a b"), platform="cpu", **request)
     wanted = plan(job, {"PATH": "/bin"}, started.job_id, Machine("box", cores=(0, 1)))
-    return early.server_for(wanted.argv, wanted.base_env({"PATH": "/bin"}), started, fork=fork)
+    return prestart.server_for(wanted.argv, wanted.base_env({"PATH": "/bin"}), started, fork=fork)
 
 
 def _start():
-    return early.start(["-n", "2", "train.py"], {"PATH": "/bin", "JAXRUN_RANK": "7"})
+    return prestart.start(["-n", "2", "train.py"], {"PATH": "/bin", "JAXRUN_RANK": "7"})
 
 
 def test_an_early_server_that_fits_is_used(servers):
@@ -210,8 +210,8 @@ _NOT_A_JOB = [
 
 
 def test_a_command_that_forks_nothing_gets_no_fork_server():
-    assert [early.start(words, {}) for words in _NOT_A_JOB] == [None] * len(_NOT_A_JOB)
-    assert early.start(["x.py"], {"_JAXRUN_COMPLETE": "bash_source"}) is None
+    assert [prestart.start(words, {}) for words in _NOT_A_JOB] == [None] * len(_NOT_A_JOB)
+    assert prestart.start(["x.py"], {"_JAXRUN_COMPLETE": "bash_source"}) is None
 
 
 # ---- one server for all attempts of a job
@@ -301,4 +301,4 @@ def test_a_fork_server_of_another_interpreter_is_not_used():
 
     server = Server()
     argv = ("/tmp/1/copy/bin/python", "/tmp/1/copy/lib/jaxrun_runtime", "train.py")
-    assert early.server_for(argv, {}, early.EarlyServer("ab" * 16, server)) is None and server.closed
+    assert prestart.server_for(argv, {}, prestart.PrestartedServer("ab" * 16, server)) is None and server.closed

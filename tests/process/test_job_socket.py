@@ -19,12 +19,12 @@ from harness import MISBEHAVE, Job, jaxrun, started, wait_until
 from other_user import as_stranger
 
 from jaxrun.controller.supervisor.job_server import JobServer, open_server
+from jaxrun.job_client.job_requests import request_overview
+from jaxrun.job_client.running_job import find_running_job
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.codec import Form, MessageDecoder, encode_json_frame, message_types
 from jaxrun.protocol.job_messages import SOCKET_VERSION, EndOrder, Follow, Greeting, ToClient
 from jaxrun.records.rundir import job_sockets
-from jaxrun.records.rundir.job_requests import request_overview
-from jaxrun.records.rundir.running_job import find_running_job
 
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 

@@ -26,6 +26,7 @@ from listener_thread import (
 
 from jaxrun.controller.supervisor.transport import DroppedPeers
 from jaxrun.errors import UnavailableError
+from jaxrun.job_events.events import PeersDropped
 from jaxrun.node.channel import acceptor
 from jaxrun.node.channel import listener as listener_module
 from jaxrun.node.channel.event_loop import EventLoop
@@ -36,7 +37,6 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.auth import ChallengeResponse, Rejected, Welcome
 from jaxrun.protocol.codec import encode
-from jaxrun.records.event_log.events import PeersDropped
 
 LOOPBACK_6 = HostAddress("lo", "::1")
 

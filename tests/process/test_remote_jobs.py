@@ -14,9 +14,9 @@ from agent_by_hand import AGENTS, CLEAN, READY, agents, remote_jobs
 from harness import TIME_LIMIT, extended, started, wait_until, write_fake_runtime
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME
+from jaxrun.job_client.running_job import RunningJob
 from jaxrun.protocol.job_messages import FaultOrder, SignalOrder
 from jaxrun.protocol.names import CONTROL_FD
-from jaxrun.records.rundir.running_job import RunningJob
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from harness import MISBEHAVE, TIME_LIMIT, process_state, started, wait_until
 from jax.profiler import ProfileData
 
 from jaxrun.errors import UsageError
-from jaxrun.records.rundir.running_job import find_running_job
+from jaxrun.job_client.running_job import find_running_job
 
 
 def command(*words, status=0):

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from harness import TIME_LIMIT, Result, extended, jaxrun, read_events, started, wait_until, write_fake_runtime
 
+from jaxrun.job_client.running_job import RunningJob
 from jaxrun.protocol.job_messages import FaultOrder, SignalOrder
 from jaxrun.protocol.names import CONTROL_FD
 from jaxrun.records.history.explain import explain_run
-from jaxrun.records.rundir.running_job import RunningJob
 
 # ---- faults
 

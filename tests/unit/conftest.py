@@ -72,5 +72,5 @@ def plans(monkeypatch):
     """Collects the plans that the command line would run; the job's exit code is then 42."""
     collected = []
     run = "jaxrun.controller.supervisor.run_job.run"
-    monkeypatch.setattr(run, lambda plan, environ, early_server: collected.append(plan) or 42)
+    monkeypatch.setattr(run, lambda plan, environ, prestarted: collected.append(plan) or 42)
     return collected

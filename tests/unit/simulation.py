@@ -10,9 +10,24 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
-from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import LinkId
+from jaxrun.job_events.actions import (
+    AnswerRequest,
+    Finish,
+    LookForHosts,
+    PrintLine,
+    PrintLoss,
+    PrintSnapshot,
+    PrintStallNotice,
+    ReadTerminalLine,
+    RecordTime,
+    Send,
+    ShowTerminalText,
+    SignalRanks,
+)
+from jaxrun.job_events.events import LauncherSignalled, Tick
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentReport,
@@ -38,21 +53,6 @@ from jaxrun.protocol.worker_messages import (
     SignalHandlers,
     StartCoordinator,
 )
-from jaxrun.records.event_log.actions import (
-    AnswerRequest,
-    Finish,
-    LookForHosts,
-    PrintLine,
-    PrintLoss,
-    PrintSnapshot,
-    PrintStallNotice,
-    ReadTerminalLine,
-    RecordTime,
-    Send,
-    ShowTerminalText,
-    SignalRanks,
-)
-from jaxrun.records.event_log.events import LauncherSignalled, Tick
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
@@ -373,7 +373,7 @@ def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared
     plan = plan_remote(job, {}, JOB_ID, command, ["?"] * size)
     return AgentRegistry(
         plan,
-        Told(given or {}, run_dir, run_dir),
+        LauncherSettings(given or {}, run_dir, run_dir),
         Roster.of(plan),
         directory=directory,
         listen_addresses="eth0 10.0.0.9:40",

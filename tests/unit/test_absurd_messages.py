@@ -23,6 +23,20 @@ from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.errors import ProtocolError
+from jaxrun.job_events.actions import Finish, Send, SignalRanks
+from jaxrun.job_events.events import (
+    AgentLost,
+    EndRequested,
+    FaultRequested,
+    LauncherSignalled,
+    ParentExited,
+    Requested,
+    RequestEnded,
+    RequestInput,
+    SignalRequested,
+    TerminalLine,
+    check_event,
+)
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.protocol.agent_messages import (
     AtPrompt,
@@ -50,21 +64,7 @@ from jaxrun.protocol.job_messages import (
 )
 from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
-from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
 from jaxrun.records.event_log.event_log import format_line
-from jaxrun.records.event_log.events import (
-    AgentLost,
-    EndRequested,
-    FaultRequested,
-    LauncherSignalled,
-    ParentExited,
-    Requested,
-    RequestEnded,
-    RequestInput,
-    SignalRequested,
-    TerminalLine,
-    check_event,
-)
 from jaxrun.spec.job.rank_placement import agents_by_rank
 from jaxrun.terminal import TerminalFormat
 

@@ -8,9 +8,9 @@ from simulation import make_registry, report
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import JobPhase, TimeLimits
+from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import Exit, Join, Run
-from jaxrun.records.event_log.events import AgentLost
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 CLOSED = "the connection to its agent was closed"

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from jaxrun.analysis.lockstep.divergence import CallOrder
 from jaxrun.analysis.verdict import verdict_text
 from jaxrun.controller.head.call_matcher import MISMATCH_SETTLE_S
+from jaxrun.job_events.events import Requested
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.flight import PendingCall, ProgramDetails
 from jaxrun.protocol.job_messages import AnswerState, StacksRequest
 from jaxrun.protocol.snapshot_messages import RecorderSnapshot
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed
-from jaxrun.records.event_log.events import Requested
 
 IN_JAX = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
 

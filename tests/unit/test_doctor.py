@@ -13,9 +13,9 @@ from jaxrun.frontends.doctor import doctor_report
 from jaxrun.frontends.doctor.network import blame
 from jaxrun.frontends.doctor.observation import CollectiveTiming, Observation, read_run_dir
 from jaxrun.frontends.doctor.start import fixed_fault_handler
+from jaxrun.job_events.actions import RecordClock
 from jaxrun.protocol.probe_messages import FabricFacts, GpuFacts, HostFacts, PeerResults
 from jaxrun.protocol.worker_messages import DeviceReport
-from jaxrun.records.event_log.actions import RecordClock
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.slurm_allocation import Allocation

@@ -11,6 +11,7 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason
 from jaxrun.controller.head import editor_debuggers
 from jaxrun.controller.head.editor_debuggers import START_TIMEOUT_S, STOP_TIMEOUT_S
 from jaxrun.errors import UsageError
+from jaxrun.job_events.events import AgentLost, LauncherSignalled, Requested, RequestEnded, RequestInput
 from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerDecision
 from jaxrun.protocol.debugpy_messages import (
     DebugpyInput,
@@ -23,7 +24,6 @@ from jaxrun.protocol.debugpy_messages import (
 )
 from jaxrun.protocol.job_messages import Answer, AnswerState, DebugRequest, GoRequest, OverviewRequest
 from jaxrun.protocol.worker_messages import Run
-from jaxrun.records.event_log.events import AgentLost, LauncherSignalled, Requested, RequestEnded, RequestInput
 from jaxrun.spec.job.job import Job
 
 PAGE = Path(__file__).parents[2] / "docs/debugging.md"

@@ -13,15 +13,15 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import last_line_of
+from jaxrun.job_events.actions import PrintLine, RecordTime, Send, SignalRanks
+from jaxrun.job_events.events import AttemptEnded, AttemptStarted, FaultRequested, ParentExited, Requested, Tick
 from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, WorkerStage
 from jaxrun.records.event_log import event_log
-from jaxrun.records.event_log.actions import PrintLine, RecordTime, Send, SignalRanks
 from jaxrun.records.event_log.event_log import LoggedEvent
-from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted, FaultRequested, ParentExited, Requested, Tick
 from jaxrun.records.history.explain import explain_run, explain_runs, format_table
 from jaxrun.records.history.job_log import read_attempts
 from jaxrun.records.rundir.recorded_files import read_job_events

@@ -3,8 +3,8 @@
 import pytest
 
 from jaxrun.errors import UsageError
+from jaxrun.job_events.events import FaultRequested
 from jaxrun.protocol.agent_messages import FaultNotInjected
-from jaxrun.records.event_log.events import FaultRequested
 from jaxrun.spec.job.fault_spec import FaultSpec, parse_faults
 
 WRITTEN = {

@@ -14,13 +14,13 @@ from jaxrun.analysis.lockstep.repeated_calls import RepeatedCalls
 from jaxrun.analysis.lockstep.stage_times import StageTimes, UnionOfSpans
 from jaxrun.analysis.lockstep.time_spent import RUN_PARTS, Reading, TimeLedger
 from jaxrun.analysis.verdict.goodput_text import Goodput, format_goodput, is_worth_a_line, sum_up
+from jaxrun.job_events.actions import RecordTime
+from jaxrun.job_events.events import AttemptEnded, AttemptStarted
 from jaxrun.protocol.agent_messages import WorkerExited, WorkerSpawned
 from jaxrun.protocol.flight import CompilationStage, Flight, TimeTotals, ToldStep
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Hello
-from jaxrun.records.event_log.actions import RecordTime
 from jaxrun.records.event_log.event_log import LoggedEvent
-from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
 from jaxrun.records.history.goodput import account, band
 from jaxrun.records.history.job_log import AttemptLog, RankLog, read_attempts
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.controller.head.head_state import JobPhase
+from jaxrun.job_events.events import Tick
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.codec import list_handlers
 from jaxrun.protocol.worker_messages import CoordinatorReady, Exit, Join, Run, StartCoordinator, ThreadFailed
-from jaxrun.records.event_log.events import Tick
 
 LOST = {"error": "JaxRuntimeError", "message": "Gloo all-reduce failed: Connection closed by peer"}
 

@@ -14,11 +14,11 @@ from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.head.job_shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
+from jaxrun.job_events.actions import AnswerRequest, Send
+from jaxrun.job_events.events import LauncherSignalled, Requested, Resumed
 from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Exit, Interrupted
-from jaxrun.records.event_log.actions import AnswerRequest, Send
-from jaxrun.records.event_log.events import LauncherSignalled, Requested, Resumed
 
 
 def fails(job, rank):

@@ -12,10 +12,10 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.errors import UsageError
+from jaxrun.job_events.actions import Finish, PrintLine, SendToAgents
+from jaxrun.job_events.events import Tick
 from jaxrun.protocol.agent_messages import AgentConnected
 from jaxrun.protocol.job_record import AttemptEnd
-from jaxrun.records.event_log.actions import Finish, PrintLine, SendToAgents
-from jaxrun.records.event_log.events import Tick
 from jaxrun.spec.backends.quarantine import add_to_quarantine, excluded_hosts
 from jaxrun.spec.backends.remote_plan import leave_out
 from jaxrun.spec.backends.sbatch import sbatch_options

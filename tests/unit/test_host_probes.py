@@ -13,10 +13,10 @@ from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import UnavailableError
+from jaxrun.job_events.actions import RecordClock, SendToAgents
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply, StartWorkers
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.worker_messages import CoordinatorReady, Join, StartCoordinator
-from jaxrun.records.event_log.actions import RecordClock, SendToAgents
 from jaxrun.spec.job.rank_placement import agents_by_rank
 
 

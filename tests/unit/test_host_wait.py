@@ -16,19 +16,18 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
-from jaxrun.controller.head.worker_assignment import Told
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import make_head
 from jaxrun.controller.supervisor.next_attempt_hosts import plan_next_attempt
 from jaxrun.controller.supervisor.quarantine_decision import decide_quarantine
 from jaxrun.errors import UsageError
+from jaxrun.job_events.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
+from jaxrun.job_events.events import AgentLost, HostsFound, LauncherSignalled, Requested, Tick
 from jaxrun.protocol.agent_messages import AgentSignalled, StartWorkers
 from jaxrun.protocol.job_messages import OverviewRequest
 from jaxrun.protocol.job_record import AttemptEnd, JobRecord
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_messages import MpiImported
-from jaxrun.records.event_log.actions import AnswerRequest, Finish, LookForHosts, PrintLine, SendToAgents
-from jaxrun.records.event_log.events import AgentLost, HostsFound, LauncherSignalled, Requested, Tick
 from jaxrun.spec.backends import manual
 from jaxrun.spec.job.job import Job
 
@@ -38,7 +37,7 @@ class Starting:
 
     def __init__(self, plan, awaited):
         self.plan = plan = with_placement(plan, awaited=awaited)
-        registry = AgentRegistry(self.plan, Told({}, "", ""), Roster.of(plan))
+        registry = AgentRegistry(self.plan, LauncherSettings({}, "", ""), Roster.of(plan))
         size = len(plan.workers)
         limits, expected = TimeLimits(INIT, None, 5.0, 30.0), Expected(size, "", "cpu", 1)
         self.head = Head(plan.host_of, expected, limits, 0.0, self.plan.placement.agents, registry)
@@ -299,5 +298,5 @@ def test_an_awaited_host_has_its_name_from_the_start():
         started, environ = 0.0, {}
 
     plan, began = with_placement(hand_plan(), awaited={2: "h3"}), JobRecord("", "", 1, 0.0, 0.0)
-    registry = AgentRegistry(plan, Told({}, "", ""), Roster.of(plan))
+    registry = AgentRegistry(plan, LauncherSettings({}, "", ""), Roster.of(plan))
     assert make_head(plan, Shared(), began, registry).hosts[2] == "h3"

@@ -7,10 +7,10 @@ from simulation import IN_JAX
 
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.job_events.events import EndRequested
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import StopPolled, StopRequested
 from jaxrun.protocol.worker_messages import Exit, Interrupted, PreemptionNotice, SignalHandlers
-from jaxrun.records.event_log.events import EndRequested
 
 TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 TERMINAL = (signal.SIGINT, *TERMINATION)

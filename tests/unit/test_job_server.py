@@ -16,6 +16,17 @@ import pytest
 from jaxrun.controller.supervisor import job_server
 from jaxrun.controller.supervisor.job_server import JobServer, parent_socket, report_not_started
 from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.job_client.job_requests import stop
+from jaxrun.job_client.running_job import RequestRefused, RunningJob
+from jaxrun.job_events.events import (
+    EndRequested,
+    Event,
+    FaultRequested,
+    ParentExited,
+    Requested,
+    RequestEnded,
+    SignalRequested,
+)
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.codec import Form, MessageDecoder, encode_json_frame, message_types
 from jaxrun.protocol.job_messages import (
@@ -43,17 +54,6 @@ from jaxrun.protocol.job_messages import (
     ToClient,
 )
 from jaxrun.protocol.names import CONTROL_FD, GANG_ADDRESS
-from jaxrun.records.event_log.events import (
-    EndRequested,
-    Event,
-    FaultRequested,
-    ParentExited,
-    Requested,
-    RequestEnded,
-    SignalRequested,
-)
-from jaxrun.records.rundir.job_requests import stop
-from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 JOB_ID = "ab" * 16
 HELLO = Greeting(SOCKET_VERSION)

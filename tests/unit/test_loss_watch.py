@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from simulation import Clock, seated
 
 from jaxrun.controller.supervisor.losses import LaunchEnd, LossWatch, explain_losses
+from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
-from jaxrun.records.event_log.events import AgentLost
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand

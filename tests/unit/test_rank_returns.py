@@ -6,13 +6,13 @@ import signal
 import pytest
 
 from jaxrun.analysis.lockstep.reader import FlightReader
+from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol import flight_file
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import StartAgain, WorkerExited, WorkerSpawned
 from jaxrun.protocol.stop_messages import StopPolled
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
 from jaxrun.protocol.worker_messages import Exit, Join, Run
-from jaxrun.records.event_log.events import AgentLost
 from jaxrun_runtime.live_ranks import order_devices, permute
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 

@@ -7,6 +7,9 @@ from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, calls_per_step,
 from jaxrun.controller.head import requests
 from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.errors import UnavailableError, UsageError
+from jaxrun.job_client import job_requests
+from jaxrun.job_client.running_job import RequestRefused
+from jaxrun.job_events.events import AgentLost, Requested
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall
 from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL
 from jaxrun.protocol.job_messages import (
@@ -17,9 +20,6 @@ from jaxrun.protocol.job_messages import (
 )
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
-from jaxrun.records.event_log.events import AgentLost, Requested
-from jaxrun.records.rundir import job_requests
-from jaxrun.records.rundir.running_job import RequestRefused
 
 
 def calls_made(made, *, group="0-3", per_second=10.0, pattern=(1,), pending=None, **more):

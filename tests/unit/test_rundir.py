@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from jaxrun.analysis.verdict.verdict import Verdict, to_json
 from jaxrun.errors import UsageError
+from jaxrun.job_events.events import ParentExited
 from jaxrun.protocol.agent_messages import AgentConnected
 from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.event_log.event_log import LoggedEvent
-from jaxrun.records.event_log.events import ParentExited
 from jaxrun.records.rundir.jobs import clean, read_job
 from jaxrun.records.rundir.recorded_files import continue_job, find_requeued, find_run_dir, is_run_dir
 from jaxrun.records.rundir.rundir import RunDir, create, to_file_name

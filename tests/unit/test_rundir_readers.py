@@ -22,6 +22,7 @@ from jaxrun.cli.main import main
 from jaxrun.errors import UsageError
 from jaxrun.files.own_files import open_own_directory
 from jaxrun.frontends.job_page.page import write_page
+from jaxrun.job_client.running_job import find_running_job
 from jaxrun.protocol.agent_messages import WorkerSpawned
 from jaxrun.protocol.worker_messages import WorkerStage
 from jaxrun.records.event_log.event_log import LOGGED_TYPES, LoggedEvent, format_line
@@ -29,7 +30,6 @@ from jaxrun.records.history.explain import explain_run, write_trace
 from jaxrun.records.rundir import job_numbers, jobs
 from jaxrun.records.rundir.jobs import clean, find_job, format_cleaned, format_jobs, list_jobs, read_job
 from jaxrun.records.rundir.recorded_files import read_verdict
-from jaxrun.records.rundir.running_job import find_running_job
 from jaxrun.terminal import TerminalFormat, without_controls
 
 HERE = os.uname().nodename

@@ -14,9 +14,9 @@ from jaxrun.analysis.verdict.stack_text import format_snapshot
 from jaxrun.controller.head.head_state import HeadState, TimeLimits
 from jaxrun.controller.head.queries import RankQueries, flights_of
 from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.job_events.actions import PrintLine, Send
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
-from jaxrun.records.event_log.actions import PrintLine, Send
 
 LIB = "/usr/lib/python3.11"
 SITE = "/venv/lib/python3.11/site-packages"

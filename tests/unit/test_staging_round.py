@@ -11,10 +11,10 @@ from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import JobPhase, TimeLimits
 from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.job_events.actions import Finish, PrintLine
+from jaxrun.job_events.events import Tick
 from jaxrun.protocol.agent_messages import StartWorkers
 from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied, read_staged, staged_path, use_copies
-from jaxrun.records.event_log.actions import Finish, PrintLine
-from jaxrun.records.event_log.events import Tick
 
 NBYTES = 1_288_490_188
 VENV = Path("venv")

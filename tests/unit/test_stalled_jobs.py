@@ -21,12 +21,12 @@ from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_not
 from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
+from jaxrun.job_events.events import Requested
 from jaxrun.protocol.error_chain import BackgroundSave, ChainedError
 from jaxrun.protocol.flight import TimeTotals
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import ThreadFailed
-from jaxrun.records.event_log.events import Requested
 
 SILENT = {"stall": 60.0}
 PROMPT_IN_JAX = IN_JAX.replace("_src/array.py", "_src/debugger/core.py").replace("_value", "get_next_input")

@@ -17,11 +17,11 @@ from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.job_events.actions import RecordStraggler
+from jaxrun.job_events.events import Requested
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.snapshot_messages import RankDetail, RankReply, RecorderSnapshot
-from jaxrun.records.event_log.actions import RecordStraggler
-from jaxrun.records.event_log.events import Requested
 from jaxrun.spec.job.rank_placement import agents_by_rank
 
 LOAD = 'Thread 0x1 (most recent call first):\n  File "/job/data.py", line 10 in load\n  File "/job/train.py", line 9\n'

@@ -21,10 +21,10 @@ from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.supervision import Outside, Supervision
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
+from jaxrun.job_events.actions import Finish, Send, SignalRanks
+from jaxrun.job_events.events import LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.node.agent.signals import SignalPipe
 from jaxrun.protocol.agent_messages import SignalWorker
-from jaxrun.records.event_log.actions import Finish, Send, SignalRanks
-from jaxrun.records.event_log.events import LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.terminal import TerminalFormat
 

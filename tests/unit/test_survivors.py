@@ -2,10 +2,10 @@
 
 import pytest
 
+from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.records.event_log.events import AgentLost
 
 ALL = (0, 1, 2, 3)
 

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from jaxrun.controller.head.debugger_turns import HANDOVER_S
 from jaxrun.controller.head.head_state import JobPhase
-from jaxrun.controller.supervisor.job_terminal import check_live, resolve_stdin, why_no_terminal
+from jaxrun.controller.supervisor.job_terminal import resolve_stdin, why_no_terminal
+from jaxrun.controller.supervisor.sidecars import check_live
 from jaxrun.errors import UsageError
+from jaxrun.job_events.events import TerminalLine
 from jaxrun.node.agent.spawn import open_stdin
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
@@ -21,7 +23,6 @@ from jaxrun.protocol.debugger_messages import (
     DebuggerRequest,
 )
 from jaxrun.protocol.worker_messages import Interrupted
-from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 

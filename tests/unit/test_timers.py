@@ -5,7 +5,7 @@ import time
 import pytest
 
 from jaxrun.controller.head.timers import LASTING, PROGRAM_CLOCKS, Timer, Timers
-from jaxrun.records.event_log.actions import PrintLine
+from jaxrun.job_events.actions import PrintLine
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep.call_waits import find_waits
+from jaxrun.job_events.actions import RecordClock, SignalRanks
+from jaxrun.job_events.events import AttemptEnded, AttemptStarted, LauncherSignalled
 from jaxrun.protocol.agent_messages import StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.flight import CallTiming, DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Failed, Hello, ProfileEnded, WorkerStage
-from jaxrun.records.event_log.actions import RecordClock, SignalRanks
 from jaxrun.records.event_log.event_log import LoggedEvent
-from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted, LauncherSignalled
 from jaxrun.records.history.job_log import rank_phases, read_attempts
 from jaxrun.records.history.job_trace import trace_calls
 

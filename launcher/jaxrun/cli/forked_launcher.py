@@ -15,7 +15,7 @@ from jaxrun.cli.main import run_and_exit
 from jaxrun.controller.supervisor import attempts, local_job, run_job  # noqa: F401 - else each launcher would import them
 from jaxrun.node.early_signals import clear_mask
 from jaxrun.node.forkserver.client import ForkServer
-from jaxrun.node.forkserver.early import EarlyServer
+from jaxrun.node.forkserver.prestart import PrestartedServer
 from jaxrun.protocol.forkserver_messages import StartLauncher
 from jaxrun.protocol.names import CONTROL_FD, RESERVED_PREFIX
 from jaxrun.records.rundir import rundir  # noqa: F401
@@ -39,7 +39,7 @@ def run_order(order: StartLauncher, stderr: int, control: int, server: tuple[int
     hang_up.register(control, select.POLLHUP)
     if hang_up.poll(0):  # a Ctrl-C has ended the gang's start already, and the run directory's parent may be gone
         os._exit(0)
-    early_server = _early_server(*server, order.directory) if server is not None else None
+    prestarted = _prestarted_server(*server, order.directory) if server is not None else None
     os.environ.update(order.environment)
     for name in order.unset:
         os.environ.pop(name, None)
@@ -49,11 +49,11 @@ def run_order(order: StartLauncher, stderr: int, control: int, server: tuple[int
     except OSError as error:
         print(f"jaxrun: {order.directory}: {error.strerror}", file=sys.stderr)
         os._exit(1)
-    run_and_exit(order.argv, early_server)
+    run_and_exit(order.argv, prestarted)
 
 
-def _early_server(pid: int, channel: socket.socket, directory: str) -> EarlyServer:
+def _prestarted_server(pid: int, channel: socket.socket, directory: str) -> PrestartedServer:
     # The fork server has the environment that this process has got from the same fork.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED_PREFIX)}
     environ |= interpreter_variables(environ)
-    return EarlyServer(os.urandom(16).hex(), ForkServer(pid, channel, environ, directory))
+    return PrestartedServer(os.urandom(16).hex(), ForkServer(pid, channel, environ, directory))

@@ -41,7 +41,7 @@ from jaxrun.text import clip_lines
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from jaxrun.node.forkserver.early import EarlyServer
+    from jaxrun.node.forkserver.prestart import PrestartedServer
     from jaxrun.spec.job.job import Job
     from jaxrun.spec.job.plan import Plan
 
@@ -59,14 +59,14 @@ class _Invocation(Struct):
     """The context of a command besides its options: all words after `jaxrun`, the early fork server, the defaults."""
 
     words: tuple[str, ...]
-    early_server: EarlyServer | None
+    prestarted: PrestartedServer | None
     defaults: Defaults = field(default_factory=Defaults)
 
 
-def main(arguments: Sequence[str] | None = None, early_server: EarlyServer | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prestarted: PrestartedServer | None = None) -> int:
     """Run the command line; returns the exit status."""
     words = _own_words(sys.argv[1:] if arguments is None else arguments)
-    invocation = _Invocation(tuple(words), early_server)
+    invocation = _Invocation(tuple(words), prestarted)
     try:
         command = _command(_pop_name(words))
         settings: dict[str, Any] = {}
@@ -144,11 +144,11 @@ def _print_error(text: str, exit_code: int, words: Sequence[str]) -> int:
     return exit_code
 
 
-def run_and_exit(arguments: Sequence[str], early_server: EarlyServer | None) -> NoReturn:
+def run_and_exit(arguments: Sequence[str], prestarted: PrestartedServer | None) -> NoReturn:
     """Run the command line and end this process, without Python's own teardown, which would take 20 ms."""
     try:
         raise_interrupts()
-        status = main(arguments, early_server)
+        status = main(arguments, prestarted)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit status is already decided
     except KeyboardInterrupt:
         status = _EXIT_INTERRUPTED
@@ -212,7 +212,7 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     if job.sbatch or job.submit:
         return _run_sbatch(job, environ, dry_run=dry_run)
     _refuse_task_of_several(context, job, environ)
-    job_id = invocation.early_server.job_id if invocation.early_server else os.urandom(16).hex()
+    job_id = invocation.prestarted.job_id if invocation.prestarted else os.urandom(16).hex()
     job = replace(job, env={**colour_variables(job, environ), **job.env})
     plan = make_plan(job, environ, job_id)
     if dry_run:
@@ -234,8 +234,8 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     if job.requeue:
         from jaxrun.spec.backends.slurm_job import run_requeued
 
-        return run_requeued(environ, lambda: _run_plan(plan, environ, invocation.early_server))
-    return _run_plan(plan, environ, invocation.early_server)
+        return run_requeued(environ, lambda: _run_plan(plan, environ, invocation.prestarted))
+    return _run_plan(plan, environ, invocation.prestarted)
 
 
 def _refuse_task_of_several(context: click.Context, job: Job, environ: Mapping[str, str]) -> None:
@@ -252,7 +252,7 @@ def _refuse_task_of_several(context: click.Context, job: Job, environ: Mapping[s
     refuse_task_of_several(environ, command_lines_above, context.obj.words)
 
 
-def _run_plan(plan: Plan, environ: Mapping[str, str], early_server: EarlyServer | None = None) -> int:
+def _run_plan(plan: Plan, environ: Mapping[str, str], prestarted: PrestartedServer | None = None) -> int:
     """Run the job, or this host's part where each host has a command of its own."""
     if plan.job.backend == HOSTS:
         from jaxrun.controller.supervisor.attach import run_host
@@ -260,7 +260,7 @@ def _run_plan(plan: Plan, environ: Mapping[str, str], early_server: EarlyServer 
         return run_host(plan, environ)
     from jaxrun.controller.supervisor.run_job import run
 
-    return run(plan, environ, early_server)
+    return run(plan, environ, prestarted)
 
 
 def _make_job(context: click.Context, values: Mapping[str, Any], environ: Mapping[str, str]) -> Job:

@@ -89,7 +89,7 @@ def _explain(run_dir: tuple[str, ...], trace: str | None, html: str | None, as_j
     _JSON,
 )
 def _stacks(run_dir: str | None, full: bool, native: bool, as_json: bool) -> int:
-    from jaxrun.records.rundir import job_requests, running_job
+    from jaxrun.job_client import job_requests, running_job
 
     job = running_job.find_running_job(_path(run_dir), "jaxrun stacks")
     snapshot = job_requests.request_snapshot(job, native=native)
@@ -119,7 +119,7 @@ def _stacks(run_dir: str | None, full: bool, native: bool, as_json: bool) -> int
     ),
 )
 def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
-    from jaxrun.records.rundir import job_requests, running_job
+    from jaxrun.job_client import job_requests, running_job
 
     job = running_job.find_running_job(_path(run_dir), "jaxrun profile")
     text = job_requests.take_profile(job, steps, _path(output), lambda text: click.echo(os.fsencode(f"jaxrun: {text}")))
@@ -146,7 +146,7 @@ def _profile(run_dir: str | None, steps: int, output: str | None) -> int:
 )
 def _top(run_dir: str | None, once: bool, as_json: bool, follow: bool, web: str | None, launcher: int | None) -> int:
     from jaxrun.frontends.top import watch
-    from jaxrun.records.rundir import running_job
+    from jaxrun.job_client import running_job
 
     if launcher is not None:
         assert run_dir is not None
@@ -199,7 +199,7 @@ def _serve_page(run_dir: Path | None, port: str) -> NoReturn:
 )
 def _debug(run_dir: str | None, rank: int | None, go: bool, port: int, as_json: bool) -> int:
     from jaxrun.frontends.debugger import session
-    from jaxrun.records.rundir import running_job
+    from jaxrun.job_client import running_job
 
     if go:
         session.start_programs(running_job.find_running_job(_path(run_dir), "jaxrun debug --go"))
@@ -256,7 +256,7 @@ _NOW = click.Option(["--now"], is_flag=True, help="Give it half a second to end,
 
 @_command(_STOP_HELP, _JOB, _NOW, _JSON)
 def _stop(run_dir: str | None, now: bool, as_json: bool) -> int:
-    from jaxrun.records.rundir import job_requests, running_job
+    from jaxrun.job_client import job_requests, running_job
 
     job = running_job.find_running_job(_path(run_dir), "jaxrun stop")
     verdict = job_requests.stop(job, now=now, show=lambda text: click.echo(os.fsencode(f"jaxrun: {text}"), err=True))

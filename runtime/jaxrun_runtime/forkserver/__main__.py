@@ -22,8 +22,8 @@ def main() -> NoReturn:
 
         linux.die_with_maker(channel)
         from jaxrun_runtime.forkserver import workers
-        from jaxrun_runtime.forkserver.again import take_unfinished
         from jaxrun_runtime.forkserver.preload import Preloader
+        from jaxrun_runtime.forkserver.reexec import take_unfinished
 
         workers.import_stdlib()
         if (unfinished := take_unfinished(arguments)) is not None:
@@ -33,9 +33,9 @@ def main() -> NoReturn:
         workers.serve(channel, program, jax, Preloader(jax.blas_threads))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # srun sends it to all processes of a step; the Python process decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # in the launchers that are forked from this process
-    from jaxrun_runtime.forkserver import again, launchers
+    from jaxrun_runtime.forkserver import launchers, reexec
 
-    left = again.take_unfinished(arguments)
+    left = reexec.take_unfinished(arguments)
     launchers.serve(channel, arguments, with_jax=role == "launchers", unfinished=left)
 
 

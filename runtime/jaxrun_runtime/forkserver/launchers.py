@@ -37,9 +37,9 @@ from jaxrun.protocol.forkserver_messages import (
 from jaxrun.protocol.names import GANG_DIRECTORY_PREFIX, SHUTDOWN_BYTE
 from jaxrun_runtime import linux
 from jaxrun_runtime.forkserver import workers
-from jaxrun_runtime.forkserver.again import start_again
 from jaxrun_runtime.forkserver.fork_state import child_processes
 from jaxrun_runtime.forkserver.preload import Preloader
+from jaxrun_runtime.forkserver.reexec import reexec
 from jaxrun_runtime.forkserver.workers import ImportedJax
 
 _REAP_INTERVAL_S = 1.0
@@ -106,7 +106,7 @@ class _Imports(Struct):
 
         def leave_out(left_out: Mapping[str, str], environ: Mapping[str, str]) -> NoReturn:
             unfinished = UnfinishedPreload((), whole, left_out)
-            start_again(channel, "launchers", unfinished, environ, *self.modules, keep=launchers)
+            reexec(channel, "launchers", unfinished, environ, *self.modules, keep=launchers)
 
         self.preloader.load(order, _PROGRAM_OF_RANKS, leave_out)
         self.lines = whole.imports

@@ -48,7 +48,7 @@ _REPLACED = (
 )
 
 
-StartAgain = Callable[[Mapping[str, str], Mapping[str, str]], NoReturn]
+Reexec = Callable[[Mapping[str, str], Mapping[str, str]], NoReturn]
 
 
 class _Holder(Struct, frozen=True):
@@ -82,10 +82,10 @@ class Preloader(Struct):
     _blas_libraries: int = 0
     _state: ForkState | None = None
 
-    def load(self, order: Preload, argv: Sequence[str], start_again: StartAgain) -> Preloaded:
+    def load(self, order: Preload, argv: Sequence[str], reexec: Reexec) -> Preloaded:
         """Import the modules in `order`. `argv`: the program and its arguments.
 
-        If a module leaves something behind, calls `start_again` with the modules to leave out and the environment.
+        If a module leaves something behind, calls `reexec` with the modules to leave out and the environment.
         """
         begun, environ, directory = time.monotonic(), dict(os.environ), os.getcwd()
         self._blas_libraries, self._state = count_blas_libraries(), ForkState.now()
@@ -104,7 +104,7 @@ class Preloader(Struct):
                     elif reason := self._import(line, order, own):
                         stop_timers()
                         os.chdir(directory)
-                        start_again(self._left_out_with(line.name, reason, order), environ)
+                        reexec(self._left_out_with(line.name, reason, order), environ)
         finally:
             gc.enable()
         gc.freeze()  # like earlier imports

@@ -36,9 +36,9 @@ from jaxrun.protocol.forkserver_messages import (
 )
 from jaxrun.protocol.names import RESERVED_PREFIX
 from jaxrun_runtime import failure_report, linux, worker
-from jaxrun_runtime.forkserver.again import start_again
 from jaxrun_runtime.forkserver.fork_state import CUDA_DEVICES, count_threads, open_files
 from jaxrun_runtime.forkserver.preload import Preloader
+from jaxrun_runtime.forkserver.reexec import reexec
 
 _MAX_REQUEST_BYTES = 2**18
 _WITH_AUTHKEY = ("multiprocessing.process", "multiprocess.process")  # Python's module, and the one of dill and datasets
@@ -244,7 +244,7 @@ def serve_inherited(channel: socket.socket, jax: ImportedJax, preloader: Preload
     order = configure(channel)
     changed = {name for name in (*order.environment, *order.unset) if not name.startswith(RESERVED_PREFIX)}
     if (changed - _SET_BY_LAUNCHER) & preloader.reads:
-        start_again(channel, "workers", UnfinishedPreload(order.program, Preload(()), {}), os.environ)
+        reexec(channel, "workers", UnfinishedPreload(order.program, Preload(()), {}), os.environ)
     serve(channel, order.program, jax, preloader)
 
 
@@ -258,7 +258,7 @@ def continue_preload(channel: socket.socket, unfinished: UnfinishedPreload, jax:
 
 def _preload(channel: socket.socket, program: Sequence[str], order: Preload, preloader: Preloader) -> None:
     def leave_out(left_out: Mapping[str, str], environ: Mapping[str, str]) -> NoReturn:
-        start_again(channel, "workers", UnfinishedPreload(tuple(program), order, left_out), environ)
+        reexec(channel, "workers", UnfinishedPreload(tuple(program), order, left_out), environ)
 
     answer(channel, preloader.load(order, program, leave_out))
 

@@ -23,7 +23,7 @@ Times are seconds since the epoch, and always passed in.
 | interruption                          | signals: how Ctrl-C, SIGTERM and SIGHUP end the job                         |
 | job_shutdown                          | how a job is stopped: root cause first, then the order of the kills         |
 | stop_agreement                        | at which step all ranks stop                                                |
-| growth                                | when a smaller job takes its hosts back                                     |
+| scale_up                              | when a smaller job takes its hosts back                                     |
 | host_wait                             | waits for lost hosts while an attempt starts (--wait-hosts)                 |
 | core_shortage                         | whether ranks on CPU lose much time because they outnumber the cores        |
 | memory_shortages                      | which host's memory will soon be full, and which ranks grow                 |

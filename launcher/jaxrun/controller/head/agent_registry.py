@@ -9,7 +9,13 @@ from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.fabric import check_fabric
 from jaxrun.controller.head.consistency import describe_unknown_rank
-from jaxrun.controller.head.worker_assignment import Assignment, Told, assign_workers, group_by_host, prepare_workers
+from jaxrun.controller.head.worker_assignment import (
+    Assignment,
+    LauncherSettings,
+    assign_workers,
+    group_by_host,
+    prepare_workers,
+)
 from jaxrun.controller.roster import Roster
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_id import AgentId
@@ -38,13 +44,13 @@ class AgentRegistry:
     def __init__(
         self,
         plan: Plan,
-        told: Told,
+        settings: LauncherSettings,
         roster: Roster,
         *,
         directory: str = "",
         listen_addresses: str = "",
     ) -> None:
-        """`told` are the settings of all workers.
+        """`settings` hold for all workers.
 
         directory:         where the job was started; empty if the agents may be anywhere
         listen_addresses:  where the head listens, as text for people
@@ -55,7 +61,7 @@ class AgentRegistry:
         self.agents = roster.agents
         self._plan = plan
         self.listen_addresses = listen_addresses
-        self._told = told
+        self._settings = settings
         self._directory = directory
 
     @property
@@ -139,12 +145,12 @@ class AgentRegistry:
 
     def assign(self) -> Assignment:
         """Return what every agent starts, with lines for people. Raises the exceptions of assign_workers."""
-        made = assign_workers(self._plan, self._reports_by_rank(), self._told)
+        made = assign_workers(self._plan, self._reports_by_rank(), self._settings)
         return replace(made, notes=(*made.notes, *self._notes()))
 
     def prepare(self, host: Sequence[AgentReport]) -> list[StartWorker]:
         """Return what each agent of a spare host prepares for. Raises the exceptions of prepare_workers."""
-        return prepare_workers(self._plan, host, self._reports_by_rank(), self._told)
+        return prepare_workers(self._plan, host, self._reports_by_rank(), self._settings)
 
     def first_of_each_host(self) -> tuple[AgentId, ...]:
         """Return one agent of each host, which answers for its host."""
@@ -155,7 +161,7 @@ class AgentRegistry:
         return {rank: report for agent, report in self.reports.items() for rank in self.agents[agent]}
 
     def _notes(self) -> list[str]:
-        notes, run_dir = list[str](), self._told.run_dir
+        notes, run_dir = list[str](), self._settings.run_dir
         reports = self._reports_by_rank()
         without_run_dir = [rank for rank, report in reports.items() if not report.can_write_run_dir]
         if run_dir and without_run_dir:

@@ -19,9 +19,9 @@ from functools import partial
 from msgspec import Struct, field
 
 from jaxrun.controller.head.timers import Timer, Timers
+from jaxrun.job_events.actions import Action, Send
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.worker_messages import Call, CallMismatch, Proceed
-from jaxrun.records.event_log.actions import Action, Send
 
 MISMATCH_SETTLE_S = 0.1  # once every rank of the group has arrived, has ended or waits elsewhere
 _MISMATCH_TIMEOUT_S = 2.0  # for ranks that have not arrived: compiling may take them longer

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from jaxrun.job_events.actions import Action, RecordClock, SendToAgents
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply
-from jaxrun.records.event_log.actions import Action, RecordClock, SendToAgents
 
 _PROBES = 3  # in a row
 _KEPT = 9

@@ -15,8 +15,8 @@ from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.time_accounting import TimeAccounting
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, Finish
 from jaxrun.protocol.flight_file import LOCKSTEP_CHECK, LOCKSTEP_FAIL, LOCKSTEP_STRICT
-from jaxrun.records.event_log.actions import Action, Finish
 
 CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
 _ENDED_WELL = (EndReason.OK, EndReason.PREEMPTED, EndReason.GROWN)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from jaxrun.controller.head.head_state import HeadState
-from jaxrun.records.event_log.actions import Action, PrintLine
+from jaxrun.job_events.actions import Action, PrintLine
 
 _MIN_RUN_S = 10.0  # a shorter program, such as a test, is not worth a line
 _MIN_CALLS = 20  # cross-process calls of each rank: ranks that compute by themselves lose nothing

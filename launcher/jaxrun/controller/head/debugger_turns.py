@@ -12,6 +12,13 @@ from collections.abc import Iterator
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import (
+    Action,
+    ReadTerminalLine,
+    Send,
+    ShowTerminalText,
+)
+from jaxrun.job_events.events import TerminalLine
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
     DebuggerDecision,
@@ -21,13 +28,6 @@ from jaxrun.protocol.debugger_messages import (
     DebuggerReadRequest,
     DebuggerRequest,
 )
-from jaxrun.records.event_log.actions import (
-    Action,
-    ReadTerminalLine,
-    Send,
-    ShowTerminalText,
-)
-from jaxrun.records.event_log.events import TerminalLine
 from jaxrun.text import format_ranks_on_hosts
 
 _PROMPT = "prompt"  # holds the clocks

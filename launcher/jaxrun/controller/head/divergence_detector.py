@@ -30,11 +30,11 @@ from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.standing_calls import StandingCalls
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import Call
-from jaxrun.records.event_log.actions import Action
 from jaxrun.text import group_alike
 
 _FIRST_READ_S = 1.0  # after the program's start

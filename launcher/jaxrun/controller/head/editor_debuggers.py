@@ -16,6 +16,8 @@ from msgspec import Struct
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, AnswerRequest, PrintLine, Send
+from jaxrun.job_events.events import RequestEnded, RequestInput
 from jaxrun.protocol.debugpy_messages import (
     DebugpyFromRank,
     DebugpyInput,
@@ -28,8 +30,6 @@ from jaxrun.protocol.debugpy_messages import (
 )
 from jaxrun.protocol.job_messages import Answer, AnswerState, DebugRequest
 from jaxrun.protocol.worker_messages import Run
-from jaxrun.records.event_log.actions import Action, AnswerRequest, PrintLine, Send
-from jaxrun.records.event_log.events import RequestEnded, RequestInput
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts
 
 _START = "start"  # holds the clocks

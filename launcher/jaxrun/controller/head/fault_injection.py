@@ -11,9 +11,9 @@ from functools import partial
 from jaxrun.analysis.diagnosis.job_outcome import FAULT_PARTICIPLES, InjectedFault
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, PrintLine, Send
+from jaxrun.job_events.events import FaultRequested
 from jaxrun.protocol.agent_messages import FaultNotInjected, InjectFault
-from jaxrun.records.event_log.actions import Action, PrintLine, Send
-from jaxrun.records.event_log.events import FaultRequested
 from jaxrun.spec.job.fault_spec import CHAOS_OPTION, FaultSpec
 from jaxrun.text import format_ranks, format_ranks_on_hosts
 

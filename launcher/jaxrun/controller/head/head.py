@@ -32,7 +32,6 @@ from jaxrun.controller.head.debugger_turns import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.editor_debuggers import EditorDebuggers
 from jaxrun.controller.head.fault_injection import FaultInjector
-from jaxrun.controller.head.growth import Growth
 from jaxrun.controller.head.head_state import (
     FIRST_PROGRESS_S,
     PROGRESS_INTERVAL_S,
@@ -49,6 +48,7 @@ from jaxrun.controller.head.memory_shortages import MemoryShortages
 from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.rank_returns import RankReturns
 from jaxrun.controller.head.requests import RequestEvent, Requests
+from jaxrun.controller.head.scale_up import ScaleUp
 from jaxrun.controller.head.standstill_detector import StandstillDetector
 from jaxrun.controller.head.startup import Startup, StartupEvent
 from jaxrun.controller.head.straggler_detector import StragglerDetector
@@ -57,6 +57,8 @@ from jaxrun.controller.head.time_accounting import TimeAccounting
 from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.head.worker_table import WorkerReport, WorkerTable
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
+from jaxrun.job_events.actions import Action, PrintLine
+from jaxrun.job_events.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
@@ -77,8 +79,6 @@ from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, Re
 from jaxrun.protocol.stop_messages import StopEvent
 from jaxrun.protocol.survivor_messages import LiveRanksAsked
 from jaxrun.protocol.worker_messages import Call, DeviceReport, Done, Failed, Hello, MpiImported
-from jaxrun.records.event_log.actions import Action, PrintLine
-from jaxrun.records.event_log.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
 
 _END_REASONS = {
     NotUniformError: EndReason.REFUSED,
@@ -135,7 +135,7 @@ class Head:
         shortage = CoreShortage(state, asked.cores, expected.local_devices or 1)
         self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown, self._time, shortage)
         self._standstill = StandstillDetector(state, queries, divergence, shutdown)
-        self._growth = Growth(state)
+        self._scale_up = ScaleUp(state)
         self._wait = HostWait(state, shutdown, registry, now)
         self._editors = EditorDebuggers(state, shutdown)
         self._requests = Requests(state, queries, divergence, stragglers, self._wait, self._editors)
@@ -261,7 +261,7 @@ class Head:
         self._state.timers.cancel(Timer.STARTUP, Timer.PROGRESS)
         self._state.platform = self._startup.platform
         self._checks.start(now)
-        self._growth.start(now)
+        self._scale_up.start(now)
         self._faults.start(now)
         if self._state.waits_at_start:
             actions = self._editors.hold_start(actions, now)
@@ -379,7 +379,7 @@ class Head:
         return [PrintLine(text, status=True)]
 
     def _on_hosts_found(self, event: HostsFound, now: float) -> list[Action]:
-        handler = self._wait if self.phase is JobPhase.STARTING else self._growth
+        handler = self._wait if self.phase is JobPhase.STARTING else self._scale_up
         return handler.handle_found(event, now)
 
     def _on_time_limit_near(self, now: float) -> list[Action]:

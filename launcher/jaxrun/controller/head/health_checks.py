@@ -21,9 +21,9 @@ from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallCheck,
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.time_accounting import TimeAccounting
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, PrintStallNotice
 from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail
-from jaxrun.records.event_log.actions import Action, PrintStallNotice
 from jaxrun.text import format_seconds
 
 _MIN_LEARNED_CALLS = 20  # of each rank, before --stall-timeout auto knows what is usual

@@ -18,10 +18,10 @@ from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.timers import Timer
 from jaxrun.controller.seat import Wait
+from jaxrun.job_events.actions import Action, LookForHosts, PrintLine
+from jaxrun.job_events.events import AgentLost, HostsFound
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport
-from jaxrun.records.event_log.actions import Action, LookForHosts, PrintLine
-from jaxrun.records.event_log.events import AgentLost, HostsFound
 from jaxrun.text import format_ranks, format_seconds
 
 SAID_AFTER_S = 0.5  # an agent that comes back sooner is not worth a line

@@ -35,12 +35,12 @@ from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of
 from jaxrun.controller.head.timers import Then, Timer
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.controller.roster import Roster
+from jaxrun.job_events.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
+from jaxrun.job_events.events import EndRequested, LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import PreemptionNotice
-from jaxrun.records.event_log.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
-from jaxrun.records.event_log.events import EndRequested, LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
 _Order = SignalRequested | ParentExited | EndRequested

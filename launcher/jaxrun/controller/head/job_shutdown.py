@@ -25,11 +25,11 @@ from jaxrun.controller.head.divergence_reports import DivergenceReports
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase
 from jaxrun.controller.head.survivors import Survivors
 from jaxrun.controller.head.timers import Then, Timer
+from jaxrun.job_events.actions import Action, PrintLine, Send, SignalRanks
+from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.records.event_log.actions import Action, PrintLine, Send, SignalRanks
-from jaxrun.records.event_log.events import AgentLost
 from jaxrun.text import format_ranks_on_hosts, plural
 
 SETTLE_S = 0.03  # after a failure, wait for others that came with it: a consequence may arrive before its cause

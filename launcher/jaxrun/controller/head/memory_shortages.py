@@ -11,8 +11,8 @@ from jaxrun.analysis.verdict.memory_text import format_shortage
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.queries import RankQueries, Replies, stacks_of
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, PrintLine
 from jaxrun.protocol.agent_messages import MemoryShortage
-from jaxrun.records.event_log.actions import Action, PrintLine
 
 _COLLECT_S = 1.2  # agents take a reading each second
 _REPEAT_S = 30.0  # reports of agents that come later count as another shortage

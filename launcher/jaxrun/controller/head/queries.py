@@ -21,10 +21,10 @@ from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, PrintSnapshot, Send
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
-from jaxrun.records.event_log.actions import Action, PrintSnapshot, Send
 
 _HELD_UP_S = 1.0  # that a straggler waits for others; less happens because hosts do not answer at the same moment
 _REPLY_TIMEOUT_S = 1.5  # an agent waits at most half a second for stacks

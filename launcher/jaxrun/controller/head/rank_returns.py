@@ -20,9 +20,9 @@ from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.startup import Startup
 from jaxrun.controller.head.timers import Timer
 from jaxrun.errors import NotUniformError
+from jaxrun.job_events.actions import Action, PrintLine, RecordReturn, Send, SignalRanks
 from jaxrun.protocol.agent_messages import StartAgain
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
-from jaxrun.records.event_log.actions import Action, PrintLine, RecordReturn, Send, SignalRanks
 from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds
 
 _MANY = 10  # so many ranks have more orders than a job has restarts

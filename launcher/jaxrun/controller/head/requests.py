@@ -20,6 +20,8 @@ from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.host_wait import HostWait
 from jaxrun.controller.head.queries import Continuation, RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_detector import StragglerDetector
+from jaxrun.job_events.actions import Action, AnswerRequest, Send
+from jaxrun.job_events.events import Requested, RequestEnded, RequestInput
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.job_messages import (
@@ -34,8 +36,6 @@ from jaxrun.protocol.job_messages import (
 from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.snapshot_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
-from jaxrun.records.event_log.actions import Action, AnswerRequest, Send
-from jaxrun.records.event_log.events import Requested, RequestEnded, RequestInput
 from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, plural
 
 RequestEvent = Requested | RequestInput | RequestEnded | ProfileEnded

@@ -20,10 +20,10 @@ from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.job_shutdown import JobShutdown
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import LOCKSTEP_CHECK, LOCKSTEP_RECORD
 from jaxrun.protocol.snapshot_messages import RankDetail, RankReply
-from jaxrun.records.event_log.actions import Action
 
 STANDSTILL_S = 10.0
 _CHECK_S = 2.5

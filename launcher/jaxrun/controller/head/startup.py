@@ -23,13 +23,13 @@ from jaxrun.controller.head.certificates import CertificateAuthority
 from jaxrun.controller.head.staging_round import StagingRound
 from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.job_events.actions import Action, PrintLine, Send, SendToAgents
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentConnected, AgentReport, StartWorkers
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.staging_messages import StagedCopied
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
-from jaxrun.records.event_log.actions import Action, PrintLine, Send, SendToAgents
 from jaxrun.text import format_ranks_on_hosts
 
 AgentStartupEvent = AgentReport | HostFacts | PeerResults | StagedCopied

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxrun.controller.head.worker_table import WorkerTable
+from jaxrun.job_events.actions import Action, PrintLine, Send
 from jaxrun.protocol.stop_messages import NO_STEP, PollCount, StopAt, StopEvent, StopPolled, StopReached, StopRequested
-from jaxrun.records.event_log.actions import Action, PrintLine, Send
 from jaxrun.text import format_ranks
 
 

@@ -19,10 +19,10 @@ from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.straggler_samples import StragglerSamples
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, RecordStraggler
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.snapshot_messages import RankDetail, RecorderSnapshot
-from jaxrun.records.event_log.actions import Action, RecordStraggler
 
 _MAX_PAUSE_S = 0.1  # between two samples; the lengths differ, so samples fall on all moments of a step
 _GOLDEN_RATIO = 0.618

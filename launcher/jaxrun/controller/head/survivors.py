@@ -14,10 +14,10 @@ from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.rank_returns import RankReturns
 from jaxrun.controller.head.timers import Timer
+from jaxrun.job_events.actions import Action, PrintLoss, Send
 from jaxrun.protocol.flight import is_in_group
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
 from jaxrun.protocol.worker_messages import Exit
-from jaxrun.records.event_log.actions import Action, PrintLoss, Send
 
 _LEFT_S = 1.0  # the others may still receive what a rank that has ended well has sent to them
 

@@ -18,9 +18,9 @@ from jaxrun.analysis.lockstep.time_spent import (
     late_share,
 )
 from jaxrun.controller.head.head_state import HeadState
+from jaxrun.job_events.actions import Action, RecordTime
 from jaxrun.protocol.flight import Flight, TimeTotals
 from jaxrun.protocol.stop_messages import NO_STEP
-from jaxrun.records.event_log.actions import Action, RecordTime
 
 _MIN_INTERVAL_S = 10.0  # between two records
 _INTERVAL_SHARE = 0.01  # of the time since the program's start: so there are few even for a job of weeks

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
-from jaxrun.records.event_log.actions import Action
+from jaxrun.job_events.actions import Action
 
 Then = Callable[[float], list[Action]]  # called with the time at which the timer is fired
 

@@ -29,7 +29,7 @@ Reported = tuple[int, AgentReport]  # a rank, and the report of its agent
 Number = TypeVar("Number", bound=int)
 
 
-class Told(HidesFields, frozen=True):
+class LauncherSettings(HidesFields, frozen=True):
     """The launcher's settings for the workers of all hosts.
 
     user_env:          the environment that the user gives them
@@ -58,17 +58,17 @@ class Assignment(Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-def assign_workers(plan: Plan, reports: Reports, told: Told) -> Assignment:
+def assign_workers(plan: Plan, reports: Reports, settings: LauncherSettings) -> Assignment:
     """Decide what every agent starts, once the reports are complete.
 
     Raises NotUniformError if the hosts differ, and UsageError if the job is not possible on their platform.
     """
     hosts = group_by_host(sorted(reports.items()))
-    layouts = {rank: layout for host in hosts for rank, layout in _lay_out(plan, host, told).items()}
+    layouts = {rank: layout for host in hosts for rank, layout in _lay_out(plan, host, settings).items()}
     shapes = {rank: f"{one.platform}, {_describe_devices(one.devices_per_process)}" for rank, one in layouts.items()}
     refuse(describe_different_devices(shapes, {rank: report.host for rank, report in reports.items()}))
     interface = reachable_address(reports[0], reports.values())
-    starts = [start for host in hosts for start in _starts(plan, host, layouts, interface, told)]
+    starts = [start for host in hosts for start in _starts(plan, host, layouts, interface, settings)]
     any_layout = layouts[0]
     replace(plan.job, platform=any_layout.platform)  # raises if this Job would be invalid
     nonce = attempt_nonce(plan.job_id, plan.attempt)
@@ -77,14 +77,16 @@ def assign_workers(plan: Plan, reports: Reports, told: Told) -> Assignment:
     return Assignment(tuple(sorted(starts, key=lambda start: start.worker.rank)), expected, interface, tuple(notes))
 
 
-def prepare_workers(plan: Plan, host: Sequence[AgentReport], reports: Reports, told: Told) -> list[StartWorker]:
+def prepare_workers(
+    plan: Plan, host: Sequence[AgentReport], reports: Reports, settings: LauncherSettings
+) -> list[StartWorker]:
     """Return what agents on a spare host prepare for, once the reports of the ranks are complete.
 
     Raises NotUniformError if no rank can run there.
     """
     members = [(int(report.agent), report) for report in host]  # they have no ranks yet
     interface = reachable_address(reports[0], reports.values())
-    return list(_starts(plan, members, _lay_out(plan, members, told), interface, told))
+    return list(_starts(plan, members, _lay_out(plan, members, settings), interface, settings))
 
 
 def group_by_host(reports: Iterable[tuple[Number, AgentReport]]) -> list[list[tuple[Number, AgentReport]]]:
@@ -111,7 +113,7 @@ def _host(report: AgentReport) -> tuple[str, str]:
     return report.host, report.boot_id
 
 
-def _lay_out(plan: Plan, host: Sequence[Reported], told: Told) -> dict[int, Layout]:
+def _lay_out(plan: Plan, host: Sequence[Reported], settings: LauncherSettings) -> dict[int, Layout]:
     layouts: dict[int, Layout] = {}
     for group in _group_by_gpus(host):
         _, first = group[0]
@@ -129,7 +131,7 @@ def _lay_out(plan: Plan, host: Sequence[Reported], told: Told) -> dict[int, Layo
             devices_per_process=per_process,
         )
         try:
-            layout = decide_layout(wanted, first.machine, told.user_env)
+            layout = decide_layout(wanted, first.machine, settings.user_env)
         except UsageError as error:
             raise NotUniformError(f"{first.host}: {error}") from None
         layouts |= {rank: layout for rank, _ in group}
@@ -137,7 +139,7 @@ def _lay_out(plan: Plan, host: Sequence[Reported], told: Told) -> dict[int, Layo
 
 
 def _starts(
-    plan: Plan, host: Sequence[Reported], layouts: Mapping[int, Layout], interface: str, told: Told
+    plan: Plan, host: Sequence[Reported], layouts: Mapping[int, Layout], interface: str, settings: LauncherSettings
 ) -> Iterator[StartWorker]:
     job, shares_cores = plan.job, len({report.machine.cores for _, report in host}) == 1
     index_of = {rank: index for group in _group_by_gpus(host) for index, (rank, _) in enumerate(group)}
@@ -151,13 +153,13 @@ def _starts(
         cores = len(report.machine.cores)
         cores = max(1, cores // len(host)) if shares_cores else cores
         asked = replace(job, devices_per_process=layout.devices_per_process) if layout.gpus.names else job
-        values = worker_variables(asked, replace(layout, processes=1), told.user_env, cores=cores)
+        values = worker_variables(asked, replace(layout, processes=1), settings.user_env, cores=cores)
         worker = Worker(rank, local_rank, len(host), report.host, device_ids[rank], cpus[local_rank])
         yield StartWorker(
-            worker=plan.worker_env(worker, run_dir=told.run_dir if report.can_write_run_dir else ""),
+            worker=plan.worker_env(worker, run_dir=settings.run_dir if report.can_write_run_dir else ""),
             program=plan.program_argv,
             environment={**job.env, **_bypass_proxies(values, interface)},
-            log_dir=told.log_dir if report.can_write_run_dir else "",
+            log_dir=settings.log_dir if report.can_write_run_dir else "",
             show_output=job.shows(rank),
             fork=layout.platform in FORKED_PLATFORMS and not job.why_no_fork,
             wrap=job.wrap,

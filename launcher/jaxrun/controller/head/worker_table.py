@@ -9,10 +9,10 @@ from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.helpers import LostPoolWorker
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, RankReturn, WorkerOutcome
+from jaxrun.job_events.actions import Action
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Interrupted, PoolWorkerDied, SignalHandlers, ThreadFailed
-from jaxrun.records.event_log.actions import Action
 
 WorkerReport = ThreadFailed | PoolWorkerDied | SignalHandlers | Interrupted | CheckpointSaved
 _MAX_POOL_WORKERS = 8  # the last ones that have died are remembered

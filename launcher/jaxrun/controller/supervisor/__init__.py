@@ -20,7 +20,7 @@
 | quarantine_decision             | which lost hosts to avoid from now on                                      |
 | engine_commands, launch_process | commands of mpirun or srun: for agents, and to find lost hosts again       |
 | job_server, job_terminal        | requests and orders at the job's socket; typed input                       |
-| notifier, beside                | commands of --notify; processes beside the launcher (--live, --metrics)    |
+| notifier, sidecars              | commands of --notify; frontends beside the launcher (--live, --metrics)    |
 | job_report                      | the first line, the verdict, the exit status                               |
 | attach, head_name               | `jaxrun attach`, and one command per host: this process as a part of a job |
 | launcher_staging                | the launcher's part in --stage                                             |

@@ -28,18 +28,7 @@ from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
 from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.job_terminal import why_no_terminal
 from jaxrun.controller.supervisor.supervision import Supervision
-from jaxrun.node.agent.agent import SIGNALS
-from jaxrun.protocol.addresses import loopback_address
-from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import (
-    AgentOrder,
-    RankOrder,
-    SignalWorker,
-)
-from jaxrun.protocol.env import attempt_nonce
-from jaxrun.protocol.job_record import JobRecord
-from jaxrun.protocol.names import GANG_ADDRESS, POD_MARKER
-from jaxrun.records.event_log.actions import (
+from jaxrun.job_events.actions import (
     Action,
     Finish,
     LookForHosts,
@@ -51,7 +40,18 @@ from jaxrun.records.event_log.actions import (
     SignalRanks,
     Suspend,
 )
-from jaxrun.records.event_log.events import Resumed, TerminalLine
+from jaxrun.job_events.events import Resumed, TerminalLine
+from jaxrun.node.agent.agent import SIGNALS
+from jaxrun.protocol.addresses import loopback_address
+from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import (
+    AgentOrder,
+    RankOrder,
+    SignalWorker,
+)
+from jaxrun.protocol.env import attempt_nonce
+from jaxrun.protocol.job_record import JobRecord
+from jaxrun.protocol.names import GANG_ADDRESS, POD_MARKER
 from jaxrun.spec.job.option_kinds import AUTO_S
 from jaxrun.spec.job.plan import Plan
 

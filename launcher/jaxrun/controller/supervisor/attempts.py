@@ -39,13 +39,13 @@ from jaxrun.controller.supervisor.supervision import Outside, Supervision
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.files.shared_memory import remove_all_of_job
+from jaxrun.job_events.events import AttemptEnded, AttemptStarted
 from jaxrun.node import early_signals
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.records.event_log.event_log import LoggedEvent
-from jaxrun.records.event_log.events import AttemptEnded, AttemptStarted
 from jaxrun.records.output.screen import HeldScreen
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.records.termination_log import write_termination_log

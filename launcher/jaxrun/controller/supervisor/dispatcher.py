@@ -12,8 +12,7 @@ from jaxrun.analysis.verdict.phrasing import describe_loss
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.supervisor.job_server import JobServer
-from jaxrun.protocol.flight import ToldStep
-from jaxrun.records.event_log.actions import (
+from jaxrun.job_events.actions import (
     Action,
     AnswerRequest,
     PrintLine,
@@ -21,8 +20,9 @@ from jaxrun.records.event_log.actions import (
     PrintSnapshot,
     PrintStallNotice,
 )
+from jaxrun.job_events.events import Event, Tick
+from jaxrun.protocol.flight import ToldStep
 from jaxrun.records.event_log.event_log import LoggedEvent, LoggedMessage, find_message
-from jaxrun.records.event_log.events import Event, Tick
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.text import agree, format_ranks
 

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.controller.supervisor.supervision import Supervision
+from jaxrun.job_events.actions import Action
+from jaxrun.job_events.events import Event, FreshInterpreters
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import AgentMessage, AtPrompt, FirstOutput, ForkingDeclined
 from jaxrun.protocol.flight import ToldStep
 from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.names import GANG_ADDRESS
 from jaxrun.protocol.worker_messages import Done, Failed
-from jaxrun.records.event_log.actions import Action
 from jaxrun.records.event_log.event_log import LoggedMessage
-from jaxrun.records.event_log.events import Event, FreshInterpreters
 from jaxrun.spec.job.option_checks import PRELOAD_AUTO
 
 

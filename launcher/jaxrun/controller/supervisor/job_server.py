@@ -17,6 +17,16 @@ from collections.abc import Callable, Mapping
 
 from jaxrun.errors import ProtocolError, UsageError
 from jaxrun.files.own_files import is_trusted
+from jaxrun.job_events.events import (
+    EndRequested,
+    Event,
+    FaultRequested,
+    ParentExited,
+    Requested,
+    RequestEnded,
+    RequestInput,
+    SignalRequested,
+)
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.codec import Form, MessageDecoder, encode_json_frame, message_types
 from jaxrun.protocol.job_messages import (
@@ -42,16 +52,6 @@ from jaxrun.protocol.job_messages import (
     SignalOrder,
 )
 from jaxrun.protocol.names import CONTROL_FD, GANG_ADDRESS
-from jaxrun.records.event_log.events import (
-    EndRequested,
-    Event,
-    FaultRequested,
-    ParentExited,
-    Requested,
-    RequestEnded,
-    RequestInput,
-    SignalRequested,
-)
 from jaxrun.records.rundir import job_sockets
 from jaxrun.text import format_user
 

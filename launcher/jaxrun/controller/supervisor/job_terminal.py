@@ -1,4 +1,4 @@
-"""The terminal that jaxrun was started from: who reads what is typed there (--stdin, debuggers), and --live.
+"""The terminal that jaxrun was started from: who reads what is typed there (--stdin, debuggers).
 
 head/debugger_turns.py decides which rank's debugger has it.
 """
@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from jaxrun.controller.supervisor.beside import start_beside
-from jaxrun.errors import UsageError
 from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
 from jaxrun.spec.job.combinations import check_stdin_over_hosts
 
 if TYPE_CHECKING:
     from jaxrun.node.channel.event_loop import EventLoop
     from jaxrun.records.output.output import Output
-    from jaxrun.records.output.screen import HeldScreen
-    from jaxrun.records.rundir.rundir import RunDir
     from jaxrun.spec.job.job import Job
     from jaxrun.spec.job.plan import LaunchCommand, Plan
 
@@ -94,26 +89,3 @@ class Terminal:
         line, self._partial = self._partial.decode(errors="replace"), b""
         self._output.end_debugger_line()
         self._on_line(line)
-
-
-_STREAMS = ("standard input", "stdout", "stderr")
-
-
-def check_live() -> None:
-    """Raise UsageError if there is no terminal to show the screen on."""
-    for fd, name in enumerate(_STREAMS):
-        if not os.isatty(fd):
-            raise UsageError(f"--live needs a terminal, and {name} is not one; leave --live out")
-
-
-def start_screen(directory: RunDir) -> HeldScreen:
-    """Start it; to be called before the guard exists, which would end it with the launcher."""
-    from jaxrun.records.output.screen import HeldScreen
-
-    ended, holds = os.pipe()
-    command = (sys.executable, "-m", "jaxrun", "top", "--launcher", str(os.getpid()), directory.name)
-    try:
-        start_beside(command, holds, has_stdin=True)
-    finally:
-        os.close(holds)
-    return HeldScreen(ended)

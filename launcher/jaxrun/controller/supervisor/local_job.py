@@ -16,6 +16,7 @@ from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head
 from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.supervision import Supervision
+from jaxrun.job_events.events import LauncherSignalled
 from jaxrun.node.agent.agent import Agent
 from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import WorkerSetup, with_own_variables
@@ -25,7 +26,6 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, HostCheck, RankOrder
 from jaxrun.protocol.auth import new_token
 from jaxrun.protocol.job_record import JobRecord
-from jaxrun.records.event_log.events import LauncherSignalled
 from jaxrun.spec.job.plan import Plan
 
 if TYPE_CHECKING:

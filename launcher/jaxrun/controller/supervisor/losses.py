@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import LinkId
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
+from jaxrun.job_events.events import AgentLost, Event
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
-from jaxrun.records.event_log.events import AgentLost, Event
 
 EXIT_GRACE_S = 0.05  # wait for the launch command's exit status before the agent that vanished is blamed
 LONG_EXIT_GRACE_S = 0.5  # the same if it may be ending the processes that it started, before itself

@@ -20,11 +20,11 @@ from msgspec import Struct
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.files.procfs import descendants
+from jaxrun.job_events.events import AttemptStarted, StallNotice
 from jaxrun.node.agent.signals import STOPPING, SignalPipe
 from jaxrun.node.forkserver.client import start_process
 from jaxrun.protocol.names import EVENT
 from jaxrun.records.event_log.event_log import LoggedEvent
-from jaxrun.records.event_log.events import AttemptStarted, StallNotice
 from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import in_one_line
 from jaxrun.text import format_status

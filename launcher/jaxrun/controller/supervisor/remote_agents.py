@@ -52,6 +52,18 @@ from jaxrun.controller.supervisor.transport import (
     Transport,
 )
 from jaxrun.errors import EXIT_PREEMPTED, JaxrunError, NotUniformError, ProtocolError, UnavailableError
+from jaxrun.job_events.actions import RecordClock
+from jaxrun.job_events.events import (
+    AgentLost,
+    AgentTurnedAway,
+    BadMessage,
+    HostsFound,
+    LaunchCommandEnded,
+    LauncherSignalled,
+    SpareLost,
+    SpareReported,
+    check_event,
+)
 from jaxrun.node.agent.agent import LISTENER, OUTPUT
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.listener import Listener, Peer
@@ -82,18 +94,6 @@ from jaxrun.protocol.codec import encode
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Run
-from jaxrun.records.event_log.actions import RecordClock
-from jaxrun.records.event_log.events import (
-    AgentLost,
-    AgentTurnedAway,
-    BadMessage,
-    HostsFound,
-    LaunchCommandEnded,
-    LauncherSignalled,
-    SpareLost,
-    SpareReported,
-    check_event,
-)
 from jaxrun.spec.job.plan import Plan
 from jaxrun.text import format_ranks
 

@@ -15,7 +15,7 @@ from jaxrun.analysis.diagnosis.fabric import relevant_variables
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.worker_assignment import Told
+from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head
 from jaxrun.controller.supervisor.engine_commands import EngineCommands
@@ -235,7 +235,7 @@ class RemoteJob:
         log_dir = str(attempt_directory(Path(directory.name), plan.attempt)) if directory.path else ""
         return AgentRegistry(
             plan,
-            Told(self._user_env, directory.name, log_dir),
+            LauncherSettings(self._user_env, directory.name, log_dir),
             self._roster,
             directory="" if self._by_hand else os.getcwd(),
             listen_addresses=self.listen_addresses,

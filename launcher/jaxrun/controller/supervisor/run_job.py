@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from jaxrun.controller.supervisor.beside import listen_for_metrics, serve_metrics
-from jaxrun.controller.supervisor.job_terminal import check_live, resolve_stdin, start_screen
+from jaxrun.controller.supervisor.job_terminal import resolve_stdin
+from jaxrun.controller.supervisor.sidecars import check_live, listen_for_metrics, serve_metrics, start_screen
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.agent.guard import Guard, job_marker
-from jaxrun.node.forkserver import early
-from jaxrun.node.forkserver.early import EarlyServer
+from jaxrun.node.forkserver import prestart
+from jaxrun.node.forkserver.prestart import PrestartedServer
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.settings import CACHE_OFF
 from jaxrun.records.rundir import rundir
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def run(
     plan: Plan,
     environ: Mapping[str, str],
-    early_server: EarlyServer | None = None,
+    prestarted: PrestartedServer | None = None,
     endpoint: Endpoint | None = None,
 ) -> int:
     """Run the job to its end; returns the exit status of `jaxrun`. `endpoint` is where remote agents connect."""
@@ -49,11 +49,11 @@ def run(
     plan = replace(plan, job=resolve_stdin(plan.job, plan.launch_command), ends_at=_find_end(plan, environ, started))
     check_limits(plan)
     if plan.launch_command is None:
-        return _run_local(plan, environ, started, early_server)
+        return _run_local(plan, environ, started, prestarted)
     return _run_remote(plan, environ, started, endpoint)
 
 
-def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_server: EarlyServer | None) -> int:
+def _run_local(plan: Plan, environ: Mapping[str, str], started: float, prestarted: PrestartedServer | None) -> int:
     loopback_address()  # if there is none, nothing is created
     if plan.job.stage:
         from jaxrun.controller.supervisor.launcher_staging import stage_here
@@ -62,16 +62,16 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, early_ser
     _check_compile_cache(plan, environ)
     listener = listen_for_metrics(plan.job)
     directory = _open_run_dir(plan)
-    held = _start_beside(plan, directory, listener)
+    held = _start_sidecars(plan, directory, listener)
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
     of_ranks: Mapping[str, str] = plan.base_env(environ)
     if plan.device_names:
         from jaxrun.node.agent.spawn import with_own_variables
 
         of_ranks = with_own_variables(of_ranks)
-    fork_server = early.server_for(plan.argv, of_ranks, early_server, fork=plan.fork)
+    fork_server = prestart.server_for(plan.argv, of_ranks, prestarted, fork=plan.fork)
     if fork_server is not None:
-        early.preload(fork_server, plan.job.preload, plan.argv, torch_env=plan.job.torch_env)
+        prestart.preload(fork_server, plan.job.preload, plan.argv, torch_env=plan.job.torch_env)
 
     from jaxrun.controller.supervisor.attempts import supervise, supervision
     from jaxrun.controller.supervisor.job_history import JobHistory
@@ -103,7 +103,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
         port.close()
         return end.status
     plan, directory, history = _open_job_dir(begun)
-    held = _start_beside(plan, directory, listener)
+    held = _start_sidecars(plan, directory, listener)
     sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
     # For no agent: each has a guard of its own.
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
@@ -121,8 +121,8 @@ def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir, JobHistory]:
     plan, record = begun.plan, begun.record
     if record is None:
         return _continue_in_run_dir(plan, begun.history)
+    from jaxrun.job_events.events import AttemptEnded
     from jaxrun.records.event_log.event_log import LoggedEvent
-    from jaxrun.records.event_log.events import AttemptEnded
     from jaxrun.records.rundir.recorded_files import continue_job, read_plan
 
     path = Path(record.run_dir) if record.run_dir else None
@@ -140,8 +140,8 @@ def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir, JobHistory]:
     return plan, directory, begun.history
 
 
-def _start_beside(plan: Plan, directory: rundir.RunDir, listener: socket.socket | None) -> HeldScreen | None:
-    """Start what looks at the job from beside this process; returns the screen where that has it (--live)."""
+def _start_sidecars(plan: Plan, directory: rundir.RunDir, listener: socket.socket | None) -> HeldScreen | None:
+    """Start the frontends that the job asks for; returns the screen, held by another process, with --live."""
     if listener is not None:
         print_notice(f"metrics at {serve_metrics(listener, directory)}")
     return start_screen(directory) if plan.job.live else None

@@ -17,13 +17,13 @@ from msgspec import Struct
 
 from jaxrun.controller.seat import LinkId
 from jaxrun.errors import ProtocolError
+from jaxrun.job_events.events import PeersDropped
 from jaxrun.node.agent.agent import MESSAGES
 from jaxrun.node.channel.connection import Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentToHead
 from jaxrun.protocol.codec import encode
-from jaxrun.records.event_log.events import PeersDropped
 
 AgentConnection = Connection[AgentToHead]
 

@@ -22,9 +22,9 @@ from msgspec import UNSET
 
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.files.loopback import accept_own_that_speaks, wait_until_closed
+from jaxrun.job_client.running_job import RequestRefused, RunningJob
 from jaxrun.protocol.job_messages import Answer, Cancel, DebugRequest, GoRequest, Input
 from jaxrun.records.document_types import DebugConfiguration, DebugpyAddress, PathMapping
-from jaxrun.records.rundir.running_job import RequestRefused, RunningJob
 
 _RECEIVE_BYTES = 2**15  # with its frame it is less than MAX_CLIENT_FRAME_BYTES
 _LET_GO_S = 5.0  # for the rank to continue, and for the adapter to end

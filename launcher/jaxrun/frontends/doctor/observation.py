@@ -12,12 +12,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.job_events.actions import RecordClock
+from jaxrun.job_events.events import AttemptStarted
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults
 from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.document_types import CollectiveTiming
-from jaxrun.records.event_log.actions import RecordClock
-from jaxrun.records.event_log.events import AttemptStarted
 from jaxrun.records.rundir.recorded_files import read_job_events, read_text, read_verdict
 from jaxrun.spec.backends.slurm_allocation import Allocation
 

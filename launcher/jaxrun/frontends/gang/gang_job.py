@@ -25,6 +25,7 @@ from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.frontends.gang.main_imports import folder_of_main, imports_of_main
 from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
 from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.job_client.job_requests import format_stacks, request_overview, request_snapshot
 from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.forkserver_messages import ImportedName, Preloaded
@@ -32,7 +33,6 @@ from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.job_messages import OrderedSignal, SignalOrder
 from jaxrun.protocol.snapshot_messages import ProcessState
 from jaxrun.protocol.worker_messages import Done
-from jaxrun.records.rundir.job_requests import format_stacks, request_overview, request_snapshot
 from jaxrun.records.rundir.recorded_files import read_job_events
 from jaxrun.spec.backends import LOCAL
 from jaxrun.text import format_ranks, has_several_hosts, plural

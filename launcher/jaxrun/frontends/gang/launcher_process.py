@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxrun.analysis.verdict.verdict import Verdict
+from jaxrun.job_client.running_job import RunningJob
 from jaxrun.node.forkserver.launcher_pool import LauncherPool
 from jaxrun.protocol.job_messages import EndOrder
 from jaxrun.records.rundir.recorded_files import read_verdict
-from jaxrun.records.rundir.running_job import RunningJob
 
 _READ_BYTES = 65536
 _MAX_OUTPUT_CHARS = 100_000

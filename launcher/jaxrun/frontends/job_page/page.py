@@ -16,8 +16,8 @@ from typing import Any
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.job_page.document import LiveJob, whole_document
 from jaxrun.frontends.top.watch import read_once
+from jaxrun.job_client.running_job import find_running_job
 from jaxrun.records.rundir.rundir import VERDICT_FILE
-from jaxrun.records.rundir.running_job import find_running_job
 
 _SCRIPTS = ("values", "ranks", "panels", "timeline_data", "timeline_draw", "timeline_input", "page")
 

@@ -23,12 +23,12 @@ from jaxrun.frontends.http_server import BACKLOG, HttpAnswer, HttpRequest, HttpS
 from jaxrun.frontends.job_page.document import Attempt, LiveJob, live_document, read_outputs, whole_document
 from jaxrun.frontends.job_page.page import format_page, policy
 from jaxrun.frontends.top.feed import Feed
+from jaxrun.job_client.running_job import RunningJob, find_running_job
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.records.history.collect import job_title
 from jaxrun.records.history.job_log import read_attempts
-from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_plan
+from jaxrun.records.rundir.recorded_files import find_run_dir, has_ended, read_job_events, read_plan
 from jaxrun.records.rundir.rundir import VERDICT_FILE
-from jaxrun.records.rundir.running_job import RunningJob, find_running_job, has_ended
 from jaxrun.terminal import in_one_line
 
 ADDRESS = "127.0.0.1"

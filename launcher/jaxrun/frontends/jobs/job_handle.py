@@ -14,17 +14,17 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.errors import UsageError
 from jaxrun.files.regular_files import open_regular
+from jaxrun.job_client.job_requests import format_stacks, request_snapshot
+from jaxrun.job_client.job_requests import stop as end_job
+from jaxrun.job_client.running_job import find_running_job
 from jaxrun.records.event_log.event_log import EventLog, LoggedEvent
 from jaxrun.records.history.goodput import account
 from jaxrun.records.history.job_log import AttemptLog, RankLog, read_attempts
 from jaxrun.records.history.rank_output import OutputLine, read_lines
 from jaxrun.records.rundir.job_numbers import read_numbers
-from jaxrun.records.rundir.job_requests import format_stacks, request_snapshot
-from jaxrun.records.rundir.job_requests import stop as end_job
 from jaxrun.records.rundir.jobs import RecordedJob, find_job, list_jobs, read_job
-from jaxrun.records.rundir.recorded_files import find_run_dir, read_job_events, read_verdict
+from jaxrun.records.rundir.recorded_files import find_run_dir, has_ended, read_job_events, read_verdict
 from jaxrun.records.rundir.rundir import EVENTS_FILE
-from jaxrun.records.rundir.running_job import find_running_job, has_ended
 from jaxrun.text import format_status
 
 _POLL_S = 0.1

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from jaxrun.job_client.running_job import RunningJob
 from jaxrun.protocol.job_messages import EndOrder
 from jaxrun.protocol.names import CONTROL_FD, GANG_ADDRESS, GANG_TOKEN
-from jaxrun.records.rundir.running_job import RunningJob
 
 _READ_BYTES = 2**16
 _END_TIMEOUT_S = 5.0  # for a job to end after it was told to

@@ -22,12 +22,12 @@ from prometheus_client.registry import Collector
 from jaxrun.errors import JaxrunError
 from jaxrun.frontends.http_server import HttpAnswer, HttpRequest, HttpServer, plain
 from jaxrun.frontends.metrics.exposition import JobFacts, collect
+from jaxrun.job_client.job_requests import request_overview
+from jaxrun.job_client.running_job import RunningJob, wait_for_job
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.records.history.job_log import AttemptLog, read_attempts
-from jaxrun.records.rundir.job_requests import request_overview
 from jaxrun.records.rundir.recorded_files import read_job_events, read_plan
 from jaxrun.records.rundir.rundir import EVENTS_FILE
-from jaxrun.records.rundir.running_job import RunningJob, wait_for_job
 
 _UPDATE_S = 1.0  # for so long a reading is given again, to whoever asks
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"

@@ -18,10 +18,10 @@ from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, RankMessage, Returned
 from jaxrun.frontends.gang.gang import Gang, mark_broken
+from jaxrun.job_events.actions import RecordDivergence
 from jaxrun.protocol.names import RUNTIME
 from jaxrun.protocol.payload import FunctionReference
 from jaxrun.protocol.pytest_messages import SessionReady, SessionSettings
-from jaxrun.records.event_log.actions import RecordDivergence
 from jaxrun.records.rundir.recorded_files import read_job_events
 from jaxrun.text import format_ranks, format_seconds
 

@@ -18,14 +18,14 @@ from jaxrun.files.regular_files import open_regular
 from jaxrun.frontends.top.finding import describe_finding
 from jaxrun.frontends.top.samples import take_samples
 from jaxrun.frontends.top.view import Pace, View
+from jaxrun.job_client.job_requests import request_overview
+from jaxrun.job_client.running_job import RunningJob
 from jaxrun.records.event_log.event_log import parse_line
 from jaxrun.records.history.job_log import describe_sizes, read_attempts
 from jaxrun.records.output.noise import NoiseFilter
 from jaxrun.records.output.rank_logs import STREAMS, log_path
-from jaxrun.records.rundir.job_requests import request_overview
 from jaxrun.records.rundir.recorded_files import read_job_events
 from jaxrun.records.rundir.rundir import EVENTS_FILE, VERDICT_FILE, attempt_directory
-from jaxrun.records.rundir.running_job import RunningJob
 from jaxrun.terminal import without_controls
 
 INTERVAL_S = 0.5

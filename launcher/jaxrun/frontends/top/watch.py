@@ -25,9 +25,9 @@ from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
 from jaxrun.frontends.top.view import View, render, render_pages
-from jaxrun.records.rundir.job_requests import format_stacks, request_snapshot
+from jaxrun.job_client.job_requests import format_stacks, request_snapshot
+from jaxrun.job_client.running_job import RunningJob, wait_for_job
 from jaxrun.records.rundir.recorded_files import read_verdict
-from jaxrun.records.rundir.running_job import RunningJob, wait_for_job
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
 
 _QUIT, _STACKS = "q", "s"

@@ -15,6 +15,7 @@ from functools import partial
 from jaxrun.analysis.diagnosis.stacks import FATAL_ERROR
 from jaxrun.errors import EXIT_SOFTWARE, ProtocolError
 from jaxrun.files import procfs
+from jaxrun.job_events.events import check_event
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.memory_watch import INTERVAL_S, MemoryWatch
 from jaxrun.node.agent.mpi_memory import MpiMemory
@@ -50,7 +51,6 @@ from jaxrun.protocol.snapshot_messages import (
 )
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Done, Failed, MpiImported, ProfileCalls, WorkerStage
-from jaxrun.records.event_log.events import check_event
 
 MESSAGES, LISTENER, SIGNALS, OUTPUT = range(4)  # the order in which an event loop serves its readable descriptors
 _CALLS_WITH_DETAILS = 256  # last calls of a rank that go with the details of a program

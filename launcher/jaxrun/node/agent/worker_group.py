@@ -18,7 +18,7 @@ from jaxrun.files.shared_memory import (
 from jaxrun.node.agent import spawn
 from jaxrun.node.agent.spawn import WorkerEnds, WorkerSetup
 from jaxrun.node.agent.worker_process import WorkerProcess
-from jaxrun.node.forkserver import early
+from jaxrun.node.forkserver import prestart
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.agent_messages import StartFailed, WorkerEvent, WorkerSpawned
 from jaxrun.protocol.env import WorkerEnv
@@ -209,9 +209,9 @@ class WorkerGroup:
 
 def _start_server(setup: WorkerSetup) -> ForkServer | None:
     """A new fork server for these workers, with what they import first; None if it cannot be started."""
-    server = early.server_for(setup.argv, setup.environ)
+    server = prestart.server_for(setup.argv, setup.environ)
     if server is not None:
-        early.preload(server, setup.preload, setup.argv, torch_env=any(each.torch_env for each in setup.workers))
+        prestart.preload(server, setup.preload, setup.argv, torch_env=any(each.torch_env for each in setup.workers))
     return server
 
 

@@ -6,6 +6,6 @@
 | module        | what it does                                                                                   |
 |---------------|------------------------------------------------------------------------------------------------|
 | client        | starts a fork server and asks it for workers                                                   |
-| early         | starts a job's fork server before the command line is read                                     |
+| prestart      | starts a job's fork server before the command line is read                                     |
 | launcher_pool | starts the fork server of a Python process with gangs, and asks it for launchers               |
 """

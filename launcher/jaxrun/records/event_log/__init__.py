@@ -1,1 +1,1 @@
-"""The events of a job, the actions of the head, and the log of both, events.jsonl."""
+"""The log of a job's events and of the head's actions, events.jsonl."""

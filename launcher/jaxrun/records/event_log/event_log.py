@@ -21,15 +21,7 @@ from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.errors import ProtocolError, UsageError
-from jaxrun.protocol.agent_messages import AgentReport, FirstOutput, InjectFault, StartFailed, WorkerExited
-from jaxrun.protocol.codec import encode_json, from_content, message_types
-from jaxrun.protocol.forkserver_messages import Preloaded
-from jaxrun.protocol.job_messages import ProfileRequest, StacksRequest
-from jaxrun.protocol.probe_messages import Machine
-from jaxrun.protocol.stop_messages import StopRequested
-from jaxrun.protocol.survivor_messages import RanksLost
-from jaxrun.protocol.worker_messages import Failed, Hello, ThreadFailed
-from jaxrun.records.event_log.actions import (
+from jaxrun.job_events.actions import (
     Action,
     PrintStallNotice,
     RecordClock,
@@ -40,7 +32,15 @@ from jaxrun.records.event_log.actions import (
     Send,
     SignalRanks,
 )
-from jaxrun.records.event_log.events import Event, LauncherNote, Requested, StallNotice
+from jaxrun.job_events.events import Event, LauncherNote, Requested, StallNotice
+from jaxrun.protocol.agent_messages import AgentReport, FirstOutput, InjectFault, StartFailed, WorkerExited
+from jaxrun.protocol.codec import encode_json, from_content, message_types
+from jaxrun.protocol.forkserver_messages import Preloaded
+from jaxrun.protocol.job_messages import ProfileRequest, StacksRequest
+from jaxrun.protocol.probe_messages import Machine
+from jaxrun.protocol.stop_messages import StopRequested
+from jaxrun.protocol.survivor_messages import RanksLost
+from jaxrun.protocol.worker_messages import Failed, Hello, ThreadFailed
 
 FORMAT = 3
 _OLDER_FORMATS = (2,)  # which are still read

@@ -32,8 +32,8 @@ from jaxrun.analysis.verdict.goodput_text import (
     sum_up,
 )
 from jaxrun.errors import UsageError
+from jaxrun.job_events.actions import RecordTime
 from jaxrun.protocol.worker_messages import Hello
-from jaxrun.records.event_log.actions import RecordTime
 from jaxrun.records.history.job_log import AttemptLog, RankLog, read_attempts
 from jaxrun.records.rundir.recorded_files import read_job_events
 from jaxrun.terminal import in_one_line

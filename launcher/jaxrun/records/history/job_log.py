@@ -10,6 +10,15 @@ from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.error_choice import choose_error
 from jaxrun.analysis.lockstep.straggler import Straggler
+from jaxrun.job_events.actions import RecordClock, RecordTime, SignalRanks
+from jaxrun.job_events.events import (
+    AgentLost,
+    AttemptEnded,
+    AttemptStarted,
+    LauncherNote,
+    LauncherSignalled,
+    StallNotice,
+)
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, InjectFault, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.forkserver_messages import Preloaded
@@ -23,16 +32,7 @@ from jaxrun.protocol.worker_messages import (
     ProfileEnded,
     ThreadFailed,
 )
-from jaxrun.records.event_log.actions import RecordClock, RecordTime, SignalRanks
 from jaxrun.records.event_log.event_log import LoggedEvent
-from jaxrun.records.event_log.events import (
-    AgentLost,
-    AttemptEnded,
-    AttemptStarted,
-    LauncherNote,
-    LauncherSignalled,
-    StallNotice,
-)
 from jaxrun.records.history.job_trace import Moment, Span
 from jaxrun.text import format_ranks, format_signal, format_sizes, format_status
 

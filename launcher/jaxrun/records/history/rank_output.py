@@ -19,9 +19,8 @@ from jaxrun.errors import UsageError
 from jaxrun.files.own_files import is_trusted
 from jaxrun.files.regular_files import open_regular
 from jaxrun.records.output.output import Output
-from jaxrun.records.rundir.recorded_files import read_plan, read_verdict
+from jaxrun.records.rundir.recorded_files import has_ended, read_plan, read_verdict
 from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, VERDICT_FILE, attempt_directory
-from jaxrun.records.rundir.running_job import has_ended
 from jaxrun.terminal import TerminalFormat, without_controls
 from jaxrun.text import Ranks, format_ranges, plural
 

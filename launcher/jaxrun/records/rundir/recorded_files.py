@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -90,6 +91,13 @@ def read_plan(run_dir: Path) -> RecordedPlan:
     with contextlib.suppress(OSError, ValueError, RecursionError, ProtocolError):
         return from_content(RecordedPlan, json.loads(read_text(run_dir / JOB_FILE)))
     return RecordedPlan()
+
+
+def has_ended(run_dir: Path) -> bool:
+    """Whether the job of this run directory is over: it has a verdict, or its launcher has left none and is gone."""
+    launcher = read_plan(run_dir).launcher
+    is_gone = launcher.host == os.uname().nodename and not os.path.exists(f"/proc/{launcher.pid}")
+    return is_gone or (run_dir / VERDICT_FILE).exists()
 
 
 def find_run_dir(path: Path | None) -> Path:

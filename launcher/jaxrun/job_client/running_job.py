@@ -258,13 +258,6 @@ def wait_for_job(run_dir: Path, launcher: int) -> RunningJob | None:
         return None
 
 
-def has_ended(run_dir: Path) -> bool:
-    """Whether the job of this run directory is over: it has a verdict, or its launcher has left none and is gone."""
-    launcher = read_plan(run_dir).launcher
-    is_gone = launcher.host == os.uname().nodename and not os.path.exists(f"/proc/{launcher.pid}")
-    return is_gone or (run_dir / VERDICT_FILE).exists()
-
-
 def find_running_job(path: Path | None, command: str) -> RunningJob:
     """Return the job of the run directory `path`; by default, the latest below the working directory.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.timers import Timer
-from jaxrun.records.event_log.actions import Action, LookForHosts, PrintLine
-from jaxrun.records.event_log.events import HostsFound
+from jaxrun.job_events.actions import Action, LookForHosts, PrintLine
+from jaxrun.job_events.events import HostsFound
 from jaxrun.text import format_ranks
 
 LOOK_INTERVAL_S = 10.0  # an mpirun that finds no host takes some tenths of a second of one core
 
 
-class Growth:
+class ScaleUp:
     def __init__(self, state: HeadState) -> None:
         self._state = state
         self._is_said = False  # whether we have printed that the program does not poll

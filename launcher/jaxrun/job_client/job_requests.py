@@ -15,10 +15,10 @@ from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.job_client.running_job import ANSWER_TIMEOUT_S, RequestRefused, RunningJob
 from jaxrun.protocol.codec import from_content
 from jaxrun.protocol.job_messages import Answer, EndOrder, OverviewRequest, ProfileRequest, StacksRequest
 from jaxrun.records.rundir.recorded_files import read_verdict
-from jaxrun.records.rundir.running_job import ANSWER_TIMEOUT_S, RequestRefused, RunningJob
 from jaxrun.text import format_bytes, plural
 
 PROFILE_DIR = "profile"  # in the run directory

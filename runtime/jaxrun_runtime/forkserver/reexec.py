@@ -20,7 +20,7 @@ from jaxrun_runtime.forkserver.fork_state import child_processes
 _MARK = "unfinished="  # before the file's descriptor, among the arguments
 
 
-def start_again(
+def reexec(
     channel: socket.socket,
     role: str,
     unfinished: UnfinishedPreload,

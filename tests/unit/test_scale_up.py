@@ -9,12 +9,12 @@ from simulation import JOB_ID
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.controller.head.growth import LOOK_INTERVAL_S
+from jaxrun.controller.head.scale_up import LOOK_INTERVAL_S
 from jaxrun.errors import UsageError
+from jaxrun.job_events.events import HostsFound
 from jaxrun.protocol.job_record import AttemptEnd
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.stop_messages import PollCount, StopAt, StopPolled, StopReached, StopRequested
-from jaxrun.records.event_log.events import HostsFound
 from jaxrun.spec.backends import manual
 from jaxrun.spec.job.job import Job
 from jaxrun.text import format_sizes

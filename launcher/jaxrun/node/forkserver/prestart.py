@@ -28,14 +28,14 @@ _WORDS_WITHOUT_FORK = frozenset(
 )
 
 
-class EarlyServer(NamedTuple):  # dataclasses would cost 6 ms before the server is started
+class PrestartedServer(NamedTuple):  # dataclasses would cost 6 ms before the server is started
     """A fork server that waits for a plan; the job must be called `job_id`."""
 
     job_id: str
     server: ForkServer
 
 
-def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer | None:
+def start(arguments: Sequence[str], environ: Mapping[str, str]) -> PrestartedServer | None:
     """Start the server, if `arguments`, the words after `jaxrun`, look like a job that forks."""
     if (
         not arguments
@@ -49,7 +49,7 @@ def start(arguments: Sequence[str], environ: Mapping[str, str]) -> EarlyServer |
     own = {name: value for name, value in environ.items() if not name.startswith(RESERVED_PREFIX)}
     own |= interpreter_variables(own) | {JOB_ID: job_id}
     try:
-        return EarlyServer(job_id, client.start(sys.executable, own))
+        return PrestartedServer(job_id, client.start(sys.executable, own))
     except (OSError, UnavailableError):  # making the plan will say what is missing
         return None
 
@@ -66,18 +66,18 @@ def preload(server: ForkServer, choice: str, argv: Sequence[str], *, torch_env: 
 
 
 def server_for(
-    argv: Sequence[str], environ: Mapping[str, str], early: EarlyServer | None = None, *, fork: bool = True
+    argv: Sequence[str], environ: Mapping[str, str], prestarted: PrestartedServer | None = None, *, fork: bool = True
 ) -> ForkServer | None:
-    """A fork server for workers with this command and environment: the early one if it fits, else a new one.
+    """A fork server for workers with this command and environment: the prestarted one if it fits, else a new one.
 
-    None if it cannot be started, or nothing is to `fork`; the early one ends then.
+    None if it cannot be started, or nothing is to `fork`; the prestarted one ends then.
     """
     program = program_of(argv)
-    if early is not None:
+    if prestarted is not None:
         with contextlib.suppress(OSError):  # it has died, or the command line is too long for it
-            if fork and argv[0] == sys.executable and early.server.configure(program, environ):
-                return early.server
-        early.server.close()
+            if fork and argv[0] == sys.executable and prestarted.server.configure(program, environ):
+                return prestarted.server
+        prestarted.server.close()
     if fork:
         with contextlib.suppress(OSError):  # to start the workers afresh will fail too, and say why
             server = client.start(argv[0], environ)

@@ -1,0 +1,1 @@
+"""What happens to a job, as values: events, which the head handles, and its actions. The event log has both."""
