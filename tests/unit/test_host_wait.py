@@ -16,6 +16,7 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
+from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import make_head
 from jaxrun.controller.supervisor.next_attempt_hosts import plan_next_attempt
