@@ -25,7 +25,7 @@ JOB_ID = "ce" * 16
 BY_TERMINAL = """
 from functools import partial
 from jaxrun.node.agent import agent_process
-agent_process.run = partial(agent_process.run, by_terminal=True)
+agent_process.AgentStart = partial(agent_process.AgentStart, by_terminal=True)
 """
 NO_FILES = """
 import errno

@@ -9,7 +9,7 @@ from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_not
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
+from jaxrun.controller.head.head_state import HeadJob, HeadOptions, TimeLimits
 from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import LinkId
@@ -174,9 +174,8 @@ class Simulation:
             "keep_survivors": keep_survivors,
             "returns": returns,
         }
-        self.head = Head(
-            self.hosts, expected, limits, 0.0, agents_by_rank(size), asked=HeadOptions("127.0.0.1", **options)
-        )
+        asked = HeadOptions("127.0.0.1", **options)
+        self.head = Head(HeadJob(self.hosts, agents_by_rank(size), expected, limits, asked), 0.0)
 
     def handle(self, *events):
         """Events that arrive now."""

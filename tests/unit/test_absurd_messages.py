@@ -19,7 +19,7 @@ from jaxrun.analysis.verdict.verdict import to_json
 from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
+from jaxrun.controller.head.head_state import HeadJob, HeadOptions, TimeLimits
 from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.errors import ProtocolError
@@ -232,15 +232,8 @@ class Job:
         self.outcome: JobOutcome | None = None
         expected = Expected(SIZE, JOB_ID, "cpu", 1)
         agents = make_registry(SIZE) if registry else None
-        head = Head(
-            HOSTS,
-            expected,
-            limits,
-            0.0,
-            agents_by_rank(SIZE),
-            agents,
-            HeadOptions("127.0.0.1", lockstep, no_terminal="" if terminal else "it has none"),
-        )
+        options = HeadOptions("127.0.0.1", lockstep, no_terminal="" if terminal else "it has none")
+        head = Head(HeadJob(HOSTS, agents_by_rank(SIZE), expected, limits, options), 0.0, agents)
         self.dispatcher = Dispatcher(head, Files(), Server(), lambda: self.now)
         self.answers = self.details = None
 

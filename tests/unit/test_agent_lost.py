@@ -7,7 +7,7 @@ from simulation import make_registry, report
 
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import JobPhase, TimeLimits
+from jaxrun.controller.head.head_state import HeadJob, JobPhase, TimeLimits
 from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import Exit, Join, Run
@@ -227,7 +227,7 @@ def awaiting(simulate):
     expected = Expected(2, "ab" * 16, "cpu", 1)
     registry = make_registry(2)
     limits = TimeLimits(60.0, None, 5.0, 30.0)
-    job.head = Head(job.hosts, expected, limits, 0.0, registry.agents, registry)
+    job.head = Head(HeadJob(job.hosts, registry.agents, expected, limits), 0.0, registry)
     return job
 
 

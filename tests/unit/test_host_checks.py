@@ -10,7 +10,7 @@ from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.head.head_state import HeadJob, TimeLimits
 from jaxrun.errors import UsageError
 from jaxrun.job_events.actions import Finish, PrintLine, SendToAgents
 from jaxrun.job_events.events import Tick
@@ -29,7 +29,7 @@ def starting(hosts, **wanted):
     registry = make_registry(len(hosts), init_timeout=INIT, **wanted)
     names = dict.fromkeys(range(len(hosts)), "?")
     expected, limits = Expected(len(hosts), "", "cpu", 1), TimeLimits(INIT, None, 5.0, 30.0)
-    head = Head(names, expected, limits, 0.0, registry.agents, registry)
+    head = Head(HeadJob(names, registry.agents, expected, limits), 0.0, registry)
 
     def handle(rank, now, failure=""):
         return head.handle(report(rank, hosts[rank], len(hosts), check_failure=failure), now)

@@ -14,7 +14,7 @@ from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import TimeLimits
+from jaxrun.controller.head.head_state import HeadJob, TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
 from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
@@ -41,7 +41,7 @@ class Starting:
         registry = AgentRegistry(self.plan, LauncherSettings({}, "", ""), Roster.of(plan))
         size = len(plan.workers)
         limits, expected = TimeLimits(INIT, None, 5.0, 30.0), Expected(size, "", "cpu", 1)
-        self.head = Head(plan.host_of, expected, limits, 0.0, self.plan.placement.agents, registry)
+        self.head = Head(HeadJob(plan.host_of, plan.placement.agents, expected, limits), 0.0, registry)
         self.now, self.actions = 0.0, []
 
     def handle(self, *events):

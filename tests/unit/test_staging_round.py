@@ -8,7 +8,7 @@ from simulation import make_registry, report
 
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import JobPhase, TimeLimits
+from jaxrun.controller.head.head_state import HeadJob, JobPhase, TimeLimits
 from jaxrun.controller.head.startup import Startup
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.job_events.actions import Finish, PrintLine
@@ -92,7 +92,8 @@ def test_a_host_that_cannot_have_a_copy_is_named():
 def test_however_long_it_takes_the_job_is_not_given_up_for_it():
     registry = staging_registry(2, VENV)
     limits = TimeLimits(init=10.0, job=None, grace=5.0, signal_grace=30.0)
-    head = Head({0: "h1", 1: "h2"}, Expected(2, "", "cpu", 1), limits, 0.0, registry.agents, registry)
+    job = HeadJob({0: "h1", 1: "h2"}, registry.agents, Expected(2, "", "cpu", 1), limits)
+    head = Head(job, 0.0, registry)
     for rank in (0, 1):
         head.handle(report(rank, f"h{rank + 1}", 2), 4.0)
     assert not any(isinstance(action, Finish) for action in head.handle(Tick(), 1000.0))

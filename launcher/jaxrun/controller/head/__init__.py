@@ -15,7 +15,8 @@ Times are seconds since the epoch, and always passed in.
 | worker_table                          | the known facts about each worker                                           |
 | queries                               | queries to ranks about what they are doing, and the replies as values       |
 | requests                              | answers to requests of other processes: stacks, overviews, profiles         |
-| health_checks, stall_detector         | whether a job hangs, or its time is over                                    |
+| health_checks                         | whether its time is over, it hangs, or ranks diverge                        |
+| stall_checks, stall_detector          | whether it makes progress                                                   |
 | straggler_detector, straggler_samples | which rank the others wait for, and where it is meanwhile                   |
 | divergence_detector, call_matcher     | whether the ranks make the same calls                                       |
 | standing_calls                        | which rank stands in which call                                             |

@@ -26,20 +26,13 @@ from jaxrun.analysis.lockstep.told_progress import find_told_step
 from jaxrun.controller.head.agent_registry import AgentRegistry, HostCheckError
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.conclusion import Conclusion
-from jaxrun.controller.head.consistency import Expected, describe_unknown_rank
+from jaxrun.controller.head.consistency import describe_unknown_rank
 from jaxrun.controller.head.core_shortage import CoreShortage
 from jaxrun.controller.head.debugger_turns import DebuggerTurns
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.editor_debuggers import EditorDebuggers
 from jaxrun.controller.head.fault_injection import FaultInjector
-from jaxrun.controller.head.head_state import (
-    FIRST_PROGRESS_S,
-    PROGRESS_INTERVAL_S,
-    HeadOptions,
-    HeadState,
-    JobPhase,
-    TimeLimits,
-)
+from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadJob, HeadState, JobPhase
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.host_wait import HostWait
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
@@ -59,7 +52,6 @@ from jaxrun.controller.head.worker_table import WorkerReport, WorkerTable
 from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.job_events.actions import Action, PrintLine
 from jaxrun.job_events.events import AgentLost, Event, FaultRequested, HostsFound, TerminalLine, Tick
-from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentReport,
@@ -85,7 +77,6 @@ _END_REASONS = {
     UsageError: EndReason.USAGE,
     UnavailableError: EndReason.UNAVAILABLE,
 }
-_NOTHING = HeadOptions()
 _CHECK_GRACE_S = 10.0  # for agents to report the end of --host-check
 
 
@@ -93,46 +84,34 @@ Handler = Callable[[Any, float], list[Action]]
 
 
 class Head:
-    def __init__(
-        self,
-        hosts: Mapping[int, str],
-        expected: Expected,
-        limits: TimeLimits,
-        now: float,
-        agents: Mapping[AgentId, tuple[int, ...]],
-        registry: AgentRegistry | None = None,
-        asked: HeadOptions = _NOTHING,
-    ) -> None:
-        """`hosts` maps each rank to its host, `agents` each agent to its ranks.
-
-        With a `registry`, hosts, `expected` and the coordinator's interface are only known once all agents have
-        reported to it.
-        """
-        self._workers = workers = WorkerTable(hosts)
+    def __init__(self, job: HeadJob, now: float, registry: AgentRegistry | None = None) -> None:
+        """With a `registry`, the hosts and what is expected are only known once all agents have reported to it."""
+        options, expected = job.options, job.expected
+        self._workers = workers = WorkerTable(job.hosts)
         self._state = state = HeadState(
             workers,
-            limits,
-            asked.lockstep,
-            asked.no_terminal,
-            asked.requeue,
-            asked.drains,
-            asked.post_mortem,
-            waits_at_start=asked.debug,
+            job.limits,
+            options.lockstep,
+            options.no_terminal,
+            options.requeue,
+            options.drains,
+            options.post_mortem,
+            waits_at_start=options.debug,
         )
         self._started_at = now
-        self._agents = agents
-        self._startup = Startup(workers.hosts, expected, asked.interface, registry)
+        self._agents = job.agents
+        self._startup = Startup(workers.hosts, expected, options.interface, registry)
         self._queries = queries = RankQueries(state, has_fault_handler=self._startup.has_hello)
         self._divergence = divergence = DivergenceDetector(state, queries)
-        clocks = ClockOffsets(workers.hosts, agents) if registry is not None else None
+        clocks = ClockOffsets(workers.hosts, job.agents) if registry is not None else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
-        self._faults = FaultInjector(state, asked.chaos)
-        self._returns = returns = RankReturns(state, self._startup, asked.returns)
-        self._survivors = survivors = Survivors(state, divergence, returns, are_kept=asked.keep_survivors)
+        self._faults = FaultInjector(state, options.chaos)
+        self._returns = returns = RankReturns(state, self._startup, options.returns)
+        self._survivors = survivors = Survivors(state, divergence, returns, are_kept=options.keep_survivors)
         self._shutdown = shutdown = JobShutdown(state, divergence.reports, survivors)
         self._time = TimeAccounting(state)
         self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults, self._time)
-        shortage = CoreShortage(state, asked.cores, expected.local_devices or 1)
+        shortage = CoreShortage(state, options.cores, expected.local_devices or 1)
         self._checks = HealthChecks(state, queries, divergence, stragglers, shutdown, self._time, shortage)
         self._standstill = StandstillDetector(state, queries, divergence, shutdown)
         self._scale_up = ScaleUp(state)

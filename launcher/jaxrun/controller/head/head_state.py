@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
+from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.stop_agreement import StopAgreement
 from jaxrun.controller.head.timers import PROGRAM_CLOCKS, Timers
 from jaxrun.controller.head.worker_table import WorkerTable
@@ -101,6 +102,21 @@ class HeadOptions(Struct, frozen=True):
     keep_survivors: bool = False
     returns: int = 0
     cores: int = 0
+
+
+class HeadJob(Struct, frozen=True):
+    """The job of a head, for one attempt.
+
+    hosts:     the host of each rank, as far as it is known
+    agents:    the ranks of each agent
+    expected:  the required properties of every worker
+    """
+
+    hosts: Mapping[int, str]
+    agents: Mapping[AgentId, tuple[int, ...]]
+    expected: Expected
+    limits: TimeLimits
+    options: HeadOptions = HeadOptions()
 
 
 class HeadState(Struct):

@@ -19,7 +19,7 @@ from jaxrun.controller.supervisor.remote_job import Endpoint
 from jaxrun.controller.supervisor.run_job import run
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.node.agent import agent_process
-from jaxrun.node.agent.agent_process import HeadSearch
+from jaxrun.node.agent.agent_process import AgentStart, HeadSearch, WayToHead
 from jaxrun.node.agent.process_tree import command_lines_above
 from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
 from jaxrun.protocol import auth
@@ -98,17 +98,14 @@ def attach(
     is_typed = info.engine == BY_OPTIONS  # mpirun starts all ranks at the same time, and they are many
     waits = partial(say_who_is_missing, f"rank {info.rank} of {info.size}", f"rank 0 (--head {head})")
     returns = job.host_wait > 0 and cluster_env.starts_ranks_again(info.engine)
-    end = agent_process.run(
+    way = WayToHead(
         rendezvous.find_head,
-        [info.rank],
-        info.size,
         job.init_timeout,
-        environ,
         not_found,
-        command=job.program,
         on_failed_round=waits() if is_typed and head else lambda why: None,
         search=HeadSearch(job.host_wait, print_notice, waits) if returns else None,
     )
+    end = agent_process.run(AgentStart([info.rank], info.size, environ, job.program), way)
     write_termination_log(job.termination_log, end.headline, environ)
     return end.status
 
@@ -141,19 +138,15 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
     waits = partial(say_who_is_missing, f"host {job.host_rank} of {job.hosts}", f"host 0 ({where})")
     said: list[str] = []
     try:
-        end = agent_process.run(
+        way = WayToHead(
             rendezvous.find_head,
-            ranks,
-            len(plan.workers),
             job.init_timeout,
-            environ,
             not_found,
-            command=job.program,
-            by_terminal=True,
-            on_lost=said.append,
             on_failed_round=waits(),
+            on_lost=said.append,
             search=HeadSearch(job.host_wait, print_notice, waits) if job.host_wait else None,
         )
+        end = agent_process.run(AgentStart(ranks, len(plan.workers), environ, job.program, by_terminal=True), way)
     except JaxrunError as error:
         said, end = [str(error)], Shutdown(error.exit_code)
     for text in said:

@@ -24,7 +24,7 @@ from jaxrun.analysis.verdict.restarts import stall_patience
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import HeadOptions, TimeLimits
+from jaxrun.controller.head.head_state import HeadJob, HeadOptions, TimeLimits
 from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.job_terminal import why_no_terminal
 from jaxrun.controller.supervisor.supervision import Supervision
@@ -190,7 +190,7 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         teardown=job.grace,
     )
     awaited = registry.roster.missing() if registry is not None else {}
-    asked = HeadOptions(
+    options = HeadOptions(
         interface="" if registry else loopback_address(),
         lockstep=job.lockstep,
         chaos=job.chaos,
@@ -204,7 +204,7 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         cores=_cores_to_watch(plan, shared.environ) if registry is None else 0,
     )
     hosts = plan.host_of | {rank: host for agent, host in awaited.items() for rank in plan.placement.agents[agent]}
-    return Head(hosts, expected, limits, began, plan.placement.agents, registry, asked)
+    return Head(HeadJob(hosts, plan.placement.agents, expected, limits, options), began, registry)
 
 
 def _cores_to_watch(plan: Plan, environ: Mapping[str, str]) -> int:

@@ -34,6 +34,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> int:
     import_msgspec()
     from jaxrun.node.agent import agent_process
+    from jaxrun.node.agent.agent_process import AgentStart, WayToHead
     from jaxrun.protocol.addresses import parse_addresses
     from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
@@ -54,18 +55,14 @@ def main() -> int:
         else:
             info = cluster_env.read_rank_info(env.engine, os.environ)
             ranks, size = [info.rank], info.size
-        timeout = env.init_timeout
-        end = agent_process.run(
+        way = WayToHead(
             lambda: HeadAddress(env.token, next(addresses)),
-            ranks,
-            size,
-            timeout,
-            os.environ,
+            env.init_timeout,
             check=_check_parent,
             on_found=lambda: _on_found(leaves_place=env.stays),
             tunnel=tunnel[0] if tunnel else None,
         )
-        return end.status
+        return agent_process.run(AgentStart(ranks, size, os.environ), way).status
     except JaxrunError as error:
         print(f"jaxrun: {error}", file=sys.stderr)
         return error.exit_code

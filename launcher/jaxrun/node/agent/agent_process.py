@@ -52,6 +52,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.auth import derive_rank_token
 from jaxrun.protocol.connect import HeadAddress, HeadConnection, connect
+from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.text import format_ranks, format_seconds
 
@@ -79,66 +80,85 @@ class HeadSearch(Struct, frozen=True):
     begin: Callable[[], Callable[[str], None]]
 
 
-def run(
-    find_head: Callable[[], HeadAddress | None],
-    ranks: Sequence[int],
-    size: int,
-    timeout: float,
-    environ: Mapping[str, str],
-    not_found: str = "",
-    *,
-    command: Sequence[str] = (),
-    by_terminal: bool = False,
-    on_lost: Callable[[str], None] = lambda text: None,
-    check: Callable[[], None] = lambda: None,
-    on_found: Callable[[], None] = lambda: None,
-    on_failed_round: Callable[[str], None] = lambda why: None,
-    tunnel: Address | None = None,
-    search: HeadSearch | None = None,
-) -> Shutdown:
-    """Be the agent of `ranks` of a job of this size, at first; returns the head's last order, which has the status.
+class AgentStart(HidesFields, frozen=True):
+    """An agent that is started, and what it is for.
 
-    `find_head` is called again for each attempt to connect, for `timeout` seconds. UnavailableError if no head is
-    found, and `not_found` explains why `find_head` returns None; NotUniformError if the job has no use for this agent.
-    `command` is the program with which a person has started this agent; `by_terminal`: a second Ctrl-C ends it at once.
-    `on_lost` is called with a sentence where the head is lost before it has said that the job is over, unless another
-    one is looked for, as `search` says.
-    `check` is called now and then until a head is found, and may raise UnavailableError; then `on_found`, once.
-    `on_failed_round` is called as by `connect`. `tunnel` is an address of this host that ssh forwards to the head.
+    ranks:        its ranks in the first attempt
+    size:         the number of ranks of the job
+    environ:      the environment of this process
+    command:      the program with which a person has started the agent; empty if no person has
+    by_terminal:  a second Ctrl-C ends it at once
     """
-    agent = AgentId(ranks[0])  # which is another agent's in no job, as each rank is in one place
-    find = partial(connect, find_head, agent, why_none=not_found, name=format_ranks(ranks))
-    head = find(timeout=timeout, check=check, on_failed_round=on_failed_round)
-    on_found()
+
+    hidden = frozenset({"environ"})
+
+    ranks: Sequence[int]
+    size: int
+    environ: Mapping[str, str]
+    command: Sequence[str] = ()
+    by_terminal: bool = False
+
+    @property
+    def agent(self) -> AgentId:
+        """Its number, which no other agent of the job has, as each rank is in one place."""
+        return AgentId(self.ranks[0])
+
+
+class WayToHead(Struct, frozen=True):
+    """How an agent finds its head, and whom it notifies meanwhile.
+
+    find:             returns where the head may be, for each round of attempts to connect; None if that is not known
+    timeout:          seconds until the agent gives up
+    why_none:         explains why `find` returns None
+    check:            is called now and then until a head is found; may raise UnavailableError
+    on_found:         is called once, with the first head
+    on_failed_round:  is called as by `connect`
+    on_lost:          is called with a sentence if the head is lost before the end of the job, and no other is awaited
+    tunnel:           an address of this host that ssh forwards to the head
+    search:           how to look for a head that takes the place of a lost one; None: there is none
+    """
+
+    find: Callable[[], HeadAddress | None]
+    timeout: float
+    why_none: str = ""
+    check: Callable[[], None] = lambda: None
+    on_found: Callable[[], None] = lambda: None
+    on_failed_round: Callable[[str], None] = lambda why: None
+    on_lost: Callable[[str], None] = lambda text: None
+    tunnel: Address | None = None
+    search: HeadSearch | None = None
+
+
+def run(start: AgentStart, way: WayToHead) -> Shutdown:
+    """Be an agent until the end of its job; returns the head's last order, which has the status.
+
+    Raises UnavailableError if no head is found, and NotUniformError if the job has no use for this agent.
+    """
+    find = partial(connect, way.find, start.agent, why_none=way.why_none, name=format_ranks(start.ranks))
+    head = find(timeout=way.timeout, check=way.check, on_failed_round=way.on_failed_round)
+    way.on_found()
     try:
         with SignalPipe(_SIGNALS) as signals:
             become_subreaper()
-            process = _AgentProcess(
-                agent, ranks, size, environ, command, signals, by_terminal=by_terminal, tunnel=tunnel
-            )
-            with contextlib.closing(process):
-                end = _serve_heads(process, head, find, search, ranks)
+            with contextlib.closing(_AgentProcess(start, signals, way.tunnel)) as process:
+                end = _serve_heads(process, head, find, way.search)
                 signals.ignore_rest()  # who waits for this process shall learn the status that was decided
                 if end is HEAD_LOST:
-                    on_lost(f"{_describe_loss(process.lost_head)}: its host is gone, or jaxrun there was killed")
+                    way.on_lost(f"{_describe_loss(process.lost_head)}: its host is gone, or jaxrun there was killed")
                 return end
     finally:
         kill_all()
 
 
 def _serve_heads(
-    process: _AgentProcess,
-    head: HeadConnection,
-    find: Callable[..., HeadConnection],
-    search: HeadSearch | None,
-    ranks: Sequence[int],
+    process: _AgentProcess, head: HeadConnection, find: Callable[..., HeadConnection], search: HeadSearch | None
 ) -> Shutdown:
     """Serve this head, and those that take its place, until one ends the job or none is left."""
     end = process.serve(head)
     while end is HEAD_LOST and search is not None:
         if process.stopped_by:  # nobody waits for this host
             return Shutdown(EXIT_SIGNAL_BASE + process.stopped_by)
-        search.notify(_describe_search(process.lost_head, ranks, search.seconds))
+        search.notify(_describe_search(process.lost_head, process.ranks, search.seconds))
         found = process.search(find, search)
         if isinstance(found, Shutdown):
             return found
@@ -173,60 +193,57 @@ class _AgentProcess:
     stopped_by:  the latest signal that has asked the agent to end; 0 for none
     """
 
-    def __init__(
-        self,
-        agent: AgentId,
-        ranks: Sequence[int],
-        size: int,
-        environ: Mapping[str, str],
-        command: Sequence[str],
-        signals: SignalPipe,
-        *,
-        by_terminal: bool,
-        tunnel: Address | None,
-    ) -> None:
-        self._tunnel = tunnel
-        self._agent = agent
-        self._ranks = ranks
-        self._size = size
-        self._environ = environ
-        self._command = tuple(command)
+    def __init__(self, start: AgentStart, signals: SignalPipe, tunnel: Address | None) -> None:
+        self._start = start
         self._signals = signals
-        self._by_terminal = by_terminal
+        self._tunnel = tunnel
         self._job: _AgentJob | None = None
         self.lost_head = ""
         self.stopped_by = 0
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The agent's first ranks."""
+        return self._start.ranks
+
     def serve(self, head: HeadConnection) -> Shutdown:
         """Do what this head orders until it ends the job, or is lost: HEAD_LOST."""
+        start = self._start
         connection: Connection[HeadToAgent] = Connection(head.connection, HEAD_TO_AGENT, head.tags)
         record = self._job.record if self._job is not None else None
         # What the agent reports takes a while to find out.
-        connection.send(AgentConnected(self._agent, os.uname().nodename, record))
-        link = HeadLink(self._agent, connection, self._signals, by_terminal=self._by_terminal)
-        address = self.lost_head = plain_address(connection.peer[0])
-        at = Address(address, connection.peer[1])
-        is_tunnelled = at == self._tunnel
-        own = ssh_address(self._environ) if is_tunnelled else plain_address(head.connection.getsockname()[0])
-        report = partial(make_report, self._size, own, address, self._environ, self._command)
+        connection.send(AgentConnected(start.agent, os.uname().nodename, record))
+        link = HeadLink(start.agent, connection, self._signals, by_terminal=start.by_terminal)
+        self.lost_head = plain_address(connection.peer[0])
         try:
             with contextlib.closing(EventLoop()) as loop:
                 info = Connecting(link, loop).run()
             if not isinstance(info, JobInfo):
                 return info
-            tasks = HostTasks(self._agent, info, at, head.token, self._environ, report)
             job = self._find_job(info)
-            job.connect(link, info, tasks, head.token, probes_head=not is_tunnelled)
-            return job.run(self._ranks)
+            return job.serve(self._orders(link, info, head, job.tasks), self.ranks)
         finally:
             self.stopped_by = link.stopped_by
             connection.close()
+
+    def _orders(self, link: HeadLink, info: JobInfo, head: HeadConnection, earlier: HostTasks | None) -> _Orders:
+        """What the agent needs to execute the orders of this head; `earlier` are the tasks of the head before."""
+        start, peer = self._start, link.connection.peer
+        address = plain_address(peer[0])
+        at = Address(address, peer[1])
+        is_tunnelled = at == self._tunnel
+        own = ssh_address(start.environ) if is_tunnelled else plain_address(head.connection.getsockname()[0])
+        report = partial(make_report, start.size, own, address, start.environ, tuple(start.command))
+        tasks = HostTasks(start.agent, info, at, head.token, start.environ, report, earlier)
+        closed = None if is_tunnelled else (peer[0], info.closed_port, *peer[2:])
+        watch = HostWatch(SilenceLimit.of_agent(info.host_timeout), closed, time.monotonic)
+        return _Orders(link, info, tasks, head.token, partial(watch.poll, (link.connection,)))
 
     def _find_job(self, info: JobInfo) -> _AgentJob:
         """Return the job of this head: the one that the agent has, or another."""
         if self._job is None or self._job.job_id != info.job_id:
             self.close()
-            self._job = _AgentJob(info, self._environ)
+            self._job = _AgentJob(info.job_id, self._start.environ)
         return self._job
 
     def search(self, find: Callable[..., HeadConnection], search: HeadSearch) -> HeadConnection | Shutdown:
@@ -237,7 +254,7 @@ class _AgentProcess:
                 if signum in STOPPING:
                     raise _StoppedError(signum)
 
-        guard = self._job.guard_snapshots(self._ranks) if self._job is not None else None
+        guard = self._job.guard_snapshots(self.ranks) if self._job is not None else None
         try:
             return find(timeout=search.seconds, check=check, on_failed_round=search.begin(), longest_round=_ROUND_S)
         except _StoppedError as stopped:
@@ -252,37 +269,39 @@ class _AgentProcess:
             self._job.close()
 
 
+class _Orders(HidesFields, frozen=True):
+    """What an agent needs to execute the orders of one head.
+
+    info:        the job, as this head knows it
+    tasks:       do what the head wants to know of the host
+    token:       the head's
+    check_head:  gives up the connection if the head's host is silent
+    """
+
+    hidden = frozenset({"token"})
+
+    link: HeadLink
+    info: JobInfo
+    tasks: HostTasks
+    token: str
+    check_head: CheckHead
+
+
 class _AgentJob:
-    """The work of an agent for one job, attempt by attempt."""
+    """What an agent has of one job, for one head after the other.
 
-    _link: HeadLink
-    _tasks: HostTasks
-    _check_head: CheckHead
+    record:  what the latest head wants kept
+    tasks:   of the latest head
+    """
 
-    def __init__(self, info: JobInfo, environ: Mapping[str, str]) -> None:
-        self.job_id = info.job_id
-        self._info = info
+    def __init__(self, job_id: str, environ: Mapping[str, str]) -> None:
+        self.job_id = job_id
+        self.record: JobRecord | None = None
+        self.tasks: HostTasks | None = None
         self._environ = environ
-        self._token = ""
         self._fork_server = OwnForkServer()
         self._snapshots = ""  # the directory of those on this host, once it has had ranks
         self._keeps_snapshots = False  # as the job continues with other agents
-
-    def connect(self, link: HeadLink, info: JobInfo, tasks: HostTasks, token: str, *, probes_head: bool) -> None:
-        """Be for this head from now on, which may take the place of another."""
-        if self._token:
-            tasks.continue_after(self._tasks)
-            link.record = link.record or self._link.record
-        self._link, self._info, self._tasks, self._token = link, info, tasks, token
-        peer = link.connection.peer
-        closed = (peer[0], info.closed_port, *peer[2:]) if probes_head else None
-        watch = HostWatch(SilenceLimit.of_agent(info.host_timeout), closed, time.monotonic)
-        self._check_head = partial(watch.poll, (link.connection,))
-
-    @property
-    def record(self) -> JobRecord | None:
-        """What the latest head wants kept."""
-        return self._link.record
 
     def guard_snapshots(self, ranks: Sequence[int]) -> Guard | None:
         """Have the snapshots removed if this agent is killed while it has no head."""
@@ -295,60 +314,65 @@ class _AgentJob:
         if self._snapshots and not self._keeps_snapshots:
             remove_shared_directory(self._snapshots)
 
-    def run(self, ranks: Sequence[int]) -> Shutdown:
+    def serve(self, head: _Orders, ranks: Sequence[int]) -> Shutdown:
         """Execute the head's orders until the last one; `ranks` are the agent's first ranks."""
-        order = self._wait_for_orders(self._info.attempt, ranks)
-        while not isinstance(order, Shutdown):
-            if isinstance(order, NextAttempt):
-                ranks = order.ranks
-                kill_all(keep=self._fork_server.pids)  # what the earlier attempt has left
-                order = self._wait_for_orders(order.attempt, ranks)
-            else:
-                order = self._supervise_workers(order, ranks)
-        self._keeps_snapshots = order.job_goes_on
-        return order
+        self.tasks = head.tasks
+        try:
+            order = self._wait_for_orders(head, head.info.attempt, ranks)
+            while not isinstance(order, Shutdown):
+                if isinstance(order, NextAttempt):
+                    ranks = order.ranks
+                    kill_all(keep=self._fork_server.pids)  # what the earlier attempt has left
+                    order = self._wait_for_orders(head, order.attempt, ranks)
+                else:
+                    order = self._supervise_workers(head, order, ranks)
+            self._keeps_snapshots = order.job_goes_on
+            return order
+        finally:
+            self.record = head.link.record or self.record
 
-    def _wait_for_orders(self, attempt: int, ranks: Sequence[int]) -> Order:
+    def _wait_for_orders(self, head: _Orders, attempt: int, ranks: Sequence[int]) -> Order:
         """Report for this attempt, and do the head's other tasks; returns its next order."""
-        tasks = self._tasks
+        tasks = head.tasks
         guard = tasks.begin_check(attempt, ranks)  # forks, so it comes before any thread
+        prepare = partial(self._prepare, head.info)
         try:
             with tasks.serve_hosts() as servers, contextlib.closing(EventLoop()) as loop:
                 report = partial(tasks.report, attempt, ranks, servers, runs_check=guard is not None)
                 do = partial(tasks.handle, servers=servers)
-                return WaitingForOrders(self._link, loop, self._check_head, report, do, self._prepare).run()
+                return WaitingForOrders(head.link, loop, head.check_head, report, do, prepare).run()
         finally:
             if guard is not None:
                 guard.disarm()
 
-    def _prepare(self, order: StartWorkers) -> None:
+    def _prepare(self, info: JobInfo, order: StartWorkers) -> None:
         """Start the process that will fork the workers which this agent may get in a later attempt."""
-        if order.workers[0].fork and self._info.stage is None:
+        if order.workers[0].fork and info.stage is None:
             self._fork_server.get(setup_of_orders(order.workers, self._environ, ""))
 
-    def _supervise_workers(self, order: StartWorkers, ranks: Sequence[int]) -> Order:
+    def _supervise_workers(self, head: _Orders, order: StartWorkers, ranks: Sequence[int]) -> Order:
         """Start the workers and serve them until the head ends attempt or job, or is lost; returns its next order."""
-        starts = order.workers
-        job_id, first = self._info.job_id, starts[0]
-        self._snapshots = snapshot_directory(job_id, first.worker.host)
+        starts, info = order.workers, head.info
+        first = starts[0]
+        self._snapshots = snapshot_directory(self.job_id, first.worker.host)
         # Forks, so it comes before any thread.
-        guard = Guard(job_marker(job_id), ranks, job_id=job_id, snapshots=self._snapshots)
+        guard = Guard(job_marker(self.job_id), ranks, job_id=self.job_id, snapshots=self._snapshots)
         try:
-            setup = setup_of_orders(starts, self._environ, derive_rank_token(self._token))
+            setup = setup_of_orders(starts, self._environ, derive_rank_token(head.token))
             try:
-                setup = self._tasks.start_from_copies(setup)
+                setup = head.tasks.start_from_copies(setup)
             except UnavailableError as error:  # the head will end the attempt
-                self._link.connection.send(StartFailed(str(error)))
-            shares_import = len(starts) > 1 or self._info.restarts  # between several workers, or attempts
+                head.link.connection.send(StartFailed(str(error)))
+            shares_import = len(starts) > 1 or info.restarts  # between several workers, or attempts
             server = self._fork_server.get(setup) if first.fork and shares_import else None
-            workers = WorkerGroup(setup, server, keep_server=self._info.restarts)
+            workers = WorkerGroup(setup, server, keep_server=info.restarts)
             shown = [start.worker.rank for start in starts if start.show_output]
-            relay = Relay(ranks, self._link.connection, first.log_dir, shown=shown)
+            relay = Relay(ranks, head.link.connection, first.log_dir, shown=shown)
             clock = Clock()
             loop = EventLoop(clock)
-            agent = Agent(loop, workers, relay, self._link.connection.send, clock, guard)
+            agent = Agent(loop, workers, relay, head.link.connection.send, clock, guard)
             guard.attach(loop, SIGNALS, relay.print_line)
-            following = Supervising(self._link, loop, self._check_head, agent, relay, ranks).run()
+            following = Supervising(head.link, loop, head.check_head, agent, relay, ranks).run()
             kill_all(keep=(guard.pid, *self._fork_server.pids))
             agent.close()
             loop.close()

@@ -56,25 +56,26 @@ class HostTasks:
         token: str,
         environ: Mapping[str, str],
         report: Callable[[JobInfo, AgentId], AgentReport],
+        earlier: HostTasks | None = None,
     ) -> None:
-        """`head` is where the agent has found the head; `report` collects the facts about the host."""
+        """`head` is where the agent has found the head; `report` collects the facts about the host.
+
+        earlier:  the tasks of an earlier head; these wait for the memory of the GPUs as those would have done
+        """
         self._agent = agent
         self._job = job
         self._token = token
         self._environ = environ
         self._report = report
         self._turn = socket.socket(socket.AF_UNIX)  # the right to run --host-check, which one agent of each host has
-        self._gpu_memory: GpuMemory | None = None  # as it was before the first attempt
+        # As it was before the first attempt.
+        self._gpu_memory: GpuMemory | None = earlier._gpu_memory if earlier is not None else None
         self._staging: HostStaging | None = None
         self._report_again: Task[AgentEvent] = lambda is_stopped: iter(())  # once the host has the environment
         if job.stage is not None:
             from jaxrun.node.agent.host_staging import HostStaging
 
             self._staging = HostStaging(job.stage, agent, token, head, environ)
-
-    def continue_after(self, earlier: HostTasks) -> None:
-        """Wait for the memory of the GPUs as these tasks, of an earlier head, would have done."""
-        self._gpu_memory = earlier._gpu_memory
 
     def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
         """Return the setup with copies in place of their sources, if something is staged. Raises UnavailableError."""
