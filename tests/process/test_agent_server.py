@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 
 import pytest
@@ -18,7 +19,8 @@ from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor import losses
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, Supervision
 from jaxrun.controller.supervisor.job_history import JobHistory
-from jaxrun.controller.supervisor.job_server import JobServer
+from jaxrun.controller.supervisor.job_server import JobServer, JobSockets
+from jaxrun.controller.supervisor.job_terminal import Terminal
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.remote_agents import JobAgents, LaunchedAgents, RemoteAgents
@@ -28,6 +30,7 @@ from jaxrun.errors import UnavailableError
 from jaxrun.job_events.actions import Finish, Send, SendToAgents
 from jaxrun.job_events.events import AgentLost, AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.silence import HostWatch
@@ -164,31 +167,26 @@ class Screen:
         self.printed.append(text)
 
 
-class Nobody:
-    """A Terminal and a Guard to which nothing happens."""
-
-    def attach(self, loop, order, call):
-        """Nothing happens."""
-
-
 class Server:
     """The RemoteAgents of one attempt after the other, in a thread each; a head that only collects events."""
 
     def __init__(self, attached_to="", **wanted):
         self._quiet = socket.socketpair()
         self.roster = Roster(waits="wait_hosts" in wanted)
-        self.head, self._log, self._screen, nobody = Head(self.roster), Log(), Screen(), Nobody()
-        quiet, unasked = self._quiet[0], JobServer("ab" * 16, None, "", None)
+        self.head, self._log, self._screen = Head(self.roster), Log(), Screen()
+        self.loop = loop = EventLoop(time.time)
+        quiet, unasked = self._quiet[0], JobServer("ab" * 16, JobSockets(), loop, 0, pytest.fail, pytest.fail)
         self._shared = Supervision(
             {},
             self._log,
             self._screen,
             quiet,
-            time.time,
-            nobody,
-            nobody,
+            loop,
+            deque(),
+            None,
+            Terminal(self._screen, loop, 0, pytest.fail),
             unasked,
-            Notifier("", {}, {}, pytest.fail),
+            Notifier(loop, "", {}, {}, pytest.fail),
             TrainJobStatus({}, pytest.fail),
             history=JobHistory(0.0, 0.0),
         )
@@ -200,7 +198,8 @@ class Server:
         self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
         self._launched = LaunchedAgents(LaunchProcess(command, {}, None))
         self.listener = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False)
-        self.transport = Transport()
+        self.transport = Transport(loop)
+        self._acceptor = self.listener.accept(loop, 0, self.transport.on_peer, self.transport.on_dropped)
         self._clients = []
         self._begin(anew=True)
 
@@ -220,9 +219,10 @@ class Server:
         called = self.roster.begin(self._plan, anew=anew, awaited=awaited)
         attempt = AttemptLoop(self._shared, self.head, self._plan.attempt)
         attempt.loop.add_reader(self.head.ours.fileno(), 0, lambda: attempt.handle(Tick()))
-        of_job = JobAgents(self.listener, self.transport, self.roster, JOB_INFO, None)
+        of_job = JobAgents(self.transport, self.roster, JOB_INFO, None)
         self.agents = RemoteAgents(self._shared, attempt, self._plan, of_job, self._launched, Registry())
         self.agents.execute(called)
+        self.agents.admit(())
         self._thread = threading.Thread(target=self._run, args=(attempt, self.agents))
         self._thread.start()
 
@@ -265,11 +265,13 @@ class Server:
         if self._thread.is_alive():
             self.end_attempt()
         self.agents.close(wait=False)
+        self._acceptor.close()
         self.listener.close()
         self._launched.launch.ask_to_end()
-        self._launched.launch.stop(hurry=True)
+        self._launched.launch.stop(self.loop, hurry=True)
         for one in (*self._clients, *self._quiet, self.head, self._launched.launch):
             one.close()
+        self.loop.close()
 
 
 @pytest.fixture

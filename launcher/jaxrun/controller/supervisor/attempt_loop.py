@@ -43,7 +43,7 @@ from jaxrun.job_events.actions import (
     SignalRanks,
     Suspend,
 )
-from jaxrun.job_events.events import Event, FreshInterpreters, Resumed, TerminalLine
+from jaxrun.job_events.events import Event, FreshInterpreters, Resumed
 from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.signals import SignalPipe
@@ -75,8 +75,9 @@ from jaxrun.spec.job.plan import Plan
 class Supervision(HidesFields, frozen=True):
     """What all attempts of a job share.
 
+    loop:     serves the job from before its first attempt to its end
+    events:   have come to the job, and wait for the head of this attempt or of the next one
     history:  the attempts that other launchers have made; when the job began
-    clock:    returns seconds since the epoch
     """
 
     hidden = frozenset({"environ"})
@@ -85,7 +86,8 @@ class Supervision(HidesFields, frozen=True):
     directory: RunDir
     output: Output
     signals: SignalPipe
-    clock: Callable[[], float]
+    loop: EventLoop
+    events: deque[Event]
     guard: Guard
     terminal: Terminal
     server: JobServer
@@ -97,6 +99,16 @@ class Supervision(HidesFields, frozen=True):
     def started(self) -> float:
         """When the job began, in seconds since the epoch."""
         return self.history.started
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Returns seconds since the epoch."""
+        return self.loop.clock
+
+    def serve_and_check(self) -> bool:
+        """Serve the job within a wait for something else; returns whether a signal asks the launcher to stop."""
+        self.loop.run_once(0)
+        return self.signals.stop_requested
 
 
 class AttemptResult(Struct, frozen=True):
@@ -130,7 +142,8 @@ class AttemptLoop:
 
     def __init__(self, shared: Supervision, head: Head, attempt: int, *, preload: str = PRELOAD_AUTO) -> None:
         """`attempt` is its number, for the log; `preload` is the value of --preload."""
-        self.loop = loop = EventLoop(shared.clock)
+        self._shared = shared
+        self.loop = loop = shared.loop.part()  # for what ends with this attempt
         self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.server, shared.clock, attempt)
         self._output = shared.output
         self._output.set_hosts(lambda: dispatcher.hosts)
@@ -142,11 +155,8 @@ class AttemptLoop:
         is_gang = GANG_ADDRESS in shared.environ  # its launcher names the modules that its parent has found
         self._named = set() if is_gang else set(preload.split(",")) - {PRELOAD_AUTO}
         loop.add_reader(shared.signals.fileno(), SIGNALS, lambda: self._arrived.extend(self._signals.receive()))
-        shared.server.attach(loop, SIGNALS, self.handle, self._notify)
-        shared.terminal.attach(loop, SIGNALS, lambda line: self.handle(TerminalLine(line)))
-        shared.guard.attach(loop, SIGNALS, self._notify)
+        shared.server.begin_attempt(shared.events)
         loop.add_poller(self._output.flush_due)
-        loop.add_timer(shared.notifier.deadline, shared.notifier.poll)
         train_job = shared.train_job
         loop.add_timer(train_job.deadline, lambda: train_job.update(dispatcher.told_step, shared.clock()))
         loop.add_timer(dispatcher.deadline, lambda: self._due.append(dispatcher.handle_timeouts()))
@@ -162,15 +172,19 @@ class AttemptLoop:
         Signals that arrive after that stay in the pipe, for whatever follows the attempt.
         """
         self._execute_due(agents)
-        while self._outcome is None:
-            for _ in self.loop.steps():
-                self._execute_due(agents)
-                while self._arrived and self._outcome is None:
-                    agents.on_signal(self._arrived.popleft())
-                    self._execute_due(agents)
+        self._shared.loop.run_until(lambda: self._outcome is not None, after_step=lambda: self._proceed(agents))
+        self._terminal.stop_reading()
         if self._arrived:
             self._signals.put_back(self._arrived)
+        assert self._outcome is not None
         return self._outcome
+
+    def _proceed(self, agents: AgentLink) -> None:
+        """Handle the consequences of a step of the loop."""
+        self._execute_due(agents)
+        while self._arrived and self._outcome is None:
+            agents.on_signal(self._arrived.popleft())
+            self._execute_due(agents)
 
     def handle(self, event: Event) -> None:
         """Pass an event to the head; its actions follow once the current callback of the loop has returned."""
@@ -205,7 +219,12 @@ class AttemptLoop:
         self._output.print_line(f"jaxrun: {text}")
 
     def _execute_due(self, agents: AgentLink) -> None:
-        while self._due:
+        events = self._shared.events
+        while events or self._due:
+            while events and self._outcome is None:
+                self.handle(events.popleft())
+            if not self._due:
+                return
             self._execute_all(self._due.popleft(), agents)
 
     def _execute_all(self, actions: Iterable[Action], agents: AgentLink) -> None:

@@ -24,7 +24,7 @@ from jaxrun.node.agent.pipes import OutputPipes, OutputSink
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
-from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.event_loop import LoopPart
 from jaxrun.protocol.agent_messages import (
     AgentMessage,
     FaultNotInjected,
@@ -57,7 +57,7 @@ class Agent:
 
     def __init__(
         self,
-        loop: EventLoop,
+        loop: LoopPart,
         workers: WorkerGroup,
         output: OutputSink,
         report: Callable[[AgentMessage], None],
