@@ -64,7 +64,7 @@ class ByHand:
         self.token = auth.new_token()
         loopback = HostAddress("lo", "127.0.0.1")
         self.listener, self.loop = listen_on_tcp([loopback], self.token, everywhere=False), EventLoop()
-        self.listener.attach(self.loop, 0, self._on_peer)
+        self.acceptor = self.listener.accept(self.loop, 0, self._on_peer)
         self.job_info = JobInfo(job_id, run_dir, ("cpu",))
         agent_env = AgentEnv(
             job_id, format_addresses(self.listener.addresses), token or self.token, "open-mpi", timeout
@@ -175,6 +175,7 @@ class ByHand:
             self.process.communicate()
         if self.line is not None:
             self.line.close()
+        self.acceptor.close()
         self.listener.close()
 
     def close(self):

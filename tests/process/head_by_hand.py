@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 
 import pytest
@@ -15,7 +16,8 @@ from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
 from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.controller.supervisor.job_history import JobHistory
-from jaxrun.controller.supervisor.job_server import JobServer
+from jaxrun.controller.supervisor.job_server import JobServer, JobSockets
+from jaxrun.controller.supervisor.job_terminal import Terminal
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.remote_agents import JobAgents, LaunchedAgents, RemoteAgents
@@ -26,6 +28,7 @@ from jaxrun.errors import UnavailableError
 from jaxrun.job_events.actions import Finish
 from jaxrun.job_events.events import AgentTurnedAway, BadMessage, SpareLost, SpareReported, Tick
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.node.channel.listener import listen_on_tcp
 from jaxrun.node.channel.silence import SilenceLimit
@@ -137,30 +140,31 @@ class Screen:
         self.printed.append(text)
 
 
-class Nobody:
-    """A Terminal and a Guard to which nothing happens."""
-
-    def attach(self, loop, order, call):
-        """Nothing happens."""
-
-
 class HeadByHand:
     """The RemoteAgents of one attempt after the other, in a thread each; a head that only collects events."""
 
     def __init__(self, attached_to="", **wanted):
         self._quiet = socket.socketpair()
         self.roster = Roster(waits="wait_hosts" in wanted)
-        self.head, self._screen, nobody = Head(self.roster), Screen(), Nobody()
+        self.head, self._screen = Head(self.roster), Screen()
         self.records, directory = [], RunDir(None)  # what the head does not see
         directory.on_event(lambda logged, line: self._note(logged.message))
-        quiet, unasked = self._quiet[0], JobServer("ab" * 16, None, "", None)
+        self.loop = loop = EventLoop(time.time)
+        unasked = JobServer("ab" * 16, JobSockets(), loop, 0, pytest.fail, pytest.fail)
         self._shared = Supervision(
             {},
             directory,
             self._screen,
-            time.time,
-            nobody,
-            Outside(quiet, nobody, unasked, Notifier("", {}, {}, pytest.fail), TrainJobStatus({}, pytest.fail)),
+            loop,
+            None,
+            Outside(
+                self._quiet[0],
+                Terminal(self._screen, loop, 0, pytest.fail),
+                unasked,
+                Notifier(loop, "", {}, {}, pytest.fail),
+                TrainJobStatus({}, pytest.fail),
+                deque(),
+            ),
             history=JobHistory(0.0, 0.0),
         )
         command = LaunchCommand(
@@ -171,7 +175,8 @@ class HeadByHand:
         self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
         self._launched = LaunchedAgents(LaunchProcess(command, {}, None))
         self.listener = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False)
-        self.transport = Transport()
+        self.transport = Transport(loop)
+        self._acceptor = self.listener.accept(loop, 0, self.transport.on_peer, self.transport.on_dropped)
         self._watches = HostWatches(self.transport, SilenceLimit.of_head(HOST_TIMEOUT_S, 2), time.time)
         self._clients = []
         self._begin(anew=True)
@@ -192,9 +197,10 @@ class HeadByHand:
         called = self.roster.begin(self._plan, anew=anew)
         link = HeadLink(self._shared, self.head, self._plan.attempt)
         link.loop.add_reader(self.head.ours.fileno(), 0, lambda: link.handle(Tick()))
-        of_job = JobAgents(self.listener, self.transport, self._watches, self.roster, JOB_INFO, None)
+        of_job = JobAgents(self.transport, self._watches, self.roster, JOB_INFO, None)
         self.agents = RemoteAgents(self._shared, link, self._plan, of_job, self._launched, Registry())
         self.agents.execute(called)
+        self.agents.admit(())
         attempt = AttemptLoop(self._shared, link, self.agents)
         self._thread = threading.Thread(target=self._run, args=(attempt, self.agents))
         self._thread.start()
@@ -240,8 +246,10 @@ class HeadByHand:
             self.end_attempt()
         self.agents.close(wait=False)
         self._watches.close()
+        self._acceptor.close()
         self.listener.close()
         self._launched.launch.ask_to_end()
-        self._launched.launch.stop(hurry=True)
+        self._launched.launch.stop(self.loop, hurry=True)
         for one in (*self._clients, *self._quiet, self.head, self._launched.launch):
             one.close()
+        self.loop.close()

@@ -53,9 +53,9 @@ class ListenerThread:
     def _serve(self):
         loop = EventLoop()
         loop.add_reader(self._wake.fileno(), 0, lambda: setattr(self, "_running", False))
-        self.listener.attach(loop, 1, self.admitted.append, self.dropped.append)
-        while self._running:
-            loop.run_once()
+        acceptor = self.listener.accept(loop, 1, self.admitted.append, self.dropped.append)
+        loop.run_until(lambda: not self._running)
+        acceptor.close()
         loop.close()
 
 

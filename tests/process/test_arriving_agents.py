@@ -11,6 +11,7 @@ from jaxrun.controller.supervisor import earlier_head
 from jaxrun.controller.supervisor.earlier_head import EndedEarlyError, FoundAgents, find_agents
 from jaxrun.controller.supervisor.remote_job import Endpoint, HeadPort
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, Shutdown
 from jaxrun.protocol.connect import HeadAddress, connect
@@ -35,7 +36,8 @@ class Port:
     """Where the head listens, and agents that come there."""
 
     def __init__(self):
-        self.port = HeadPort.open("", [HostAddress("lo", "127.0.0.1")], Endpoint(TOKEN))
+        self.loop = EventLoop()
+        self.port = HeadPort.open(self.loop, "", [HostAddress("lo", "127.0.0.1")], Endpoint(TOKEN))
         self.agents = []
 
     def come(self, agent, *messages):
@@ -50,6 +52,7 @@ class Port:
         for one in self.agents:
             one.close()
         self.port.close()
+        self.loop.close()
 
 
 @pytest.fixture
@@ -73,7 +76,7 @@ def test_a_new_job_begins_once_an_agent_of_each_other_host_is_there(port):
         lambda: port.come(1, AgentConnected(1, "h2")),
         lambda: port.come(2, AgentConnected(2, "h3"), said),
     )
-    result = find_agents(plan(), port.port)
+    result = find_agents(plan(), port.port, port.loop)
     thread.join()
     assert result.record is None
     sent = {one.agent: one.messages for one in result.agents if one.messages}
@@ -82,20 +85,20 @@ def test_a_new_job_begins_once_an_agent_of_each_other_host_is_there(port):
 
 def test_the_first_record_decides_whoever_is_missing(port):
     thread = later(lambda: port.come(2, AgentConnected(2, "h3", RECORD)))
-    result = find_agents(plan(), port.port)
+    result = find_agents(plan(), port.port, port.loop)
     thread.join()
     assert (result.record, result.host) == (RECORD, "h3")
     assert [one.messages for one in result.agents] == [(AgentConnected(2, "h3"),)]  # no log gets the record
 
 
 def test_when_the_time_for_the_start_is_over_the_job_begins_and_says_who_is_missing(port):
-    result = find_agents(plan(init_timeout=0.1), port.port)
+    result = find_agents(plan(init_timeout=0.1), port.port, port.loop)
     assert result == FoundAgents()
 
 
 def test_it_is_said_which_hosts_are_missing(port, monkeypatch, capsys):
     monkeypatch.setattr(earlier_head, "_SAID_INTERVAL_S", 0.1)
-    find_agents(plan(init_timeout=0.15), port.port)
+    find_agents(plan(init_timeout=0.15), port.port, port.loop)
     assert "jaxrun: host 0 of 3 waits for hosts 1-2 after 0 s\n" in capsys.readouterr().err
 
 
@@ -106,7 +109,7 @@ def test_a_signal_ends_the_wait_and_the_agents_that_have_come(port):
         lambda: os.kill(os.getpid(), signal.SIGTERM),
     )
     with pytest.raises(EndedEarlyError) as ended:
-        find_agents(plan(), port.port)
+        find_agents(plan(), port.port, port.loop)
     thread.join()
     assert ended.value.status == 143
     received = []

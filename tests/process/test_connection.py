@@ -20,6 +20,7 @@ from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.silence import SilenceLimit
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_messages import (
+    AgentSignalled,
     JobInfo,
     OutputChunk,
     OutputCredit,
@@ -199,10 +200,43 @@ LINK = 1  # the first
 @pytest.fixture
 def transport(loop, ends):
     """With the head's end of one connection, read in `loop`."""
-    made = Transport()
+    made = Transport(loop)
     assert made.add(ends[0]) == LINK
-    made.attach(loop, LinkHandler(*[lambda *what: None] * 3))
+    made.watch(LINK)
+    made.serve(LinkHandler(*[lambda *what: None] * 5))
     return made
+
+
+def test_what_comes_between_two_attempts_waits_for_the_next_and_does_not_wake_the_loop(loop, ends, transport):
+    head, agent = ends
+    heard = []
+    transport.hold()
+    agent.send(AgentSignalled(1, 15))
+    agent.close()
+    assert loop.run_until(lambda: head.lost_reason, 20.0) and LINK in transport
+    assert not loop.run_until(lambda: False, 0.05)
+    transport.serve(
+        LinkHandler(
+            on_peer=heard.append,
+            on_dropped=heard.append,
+            on_messages=lambda link, messages: heard.extend(messages),
+            on_lost=lambda link, why, is_silent: heard.append(why),
+            on_nonsense=lambda link, error: heard.append(error),
+        )
+    )
+    assert heard == []
+    transport.handle_waiting()
+    assert heard == [AgentSignalled(1, 15), "the connection to its agent was closed"] and LINK not in transport
+
+
+def test_a_wait_for_the_end_of_agents_is_over_once_the_last_has_closed_its_connection(loop, ends, transport):
+    head, agent = ends
+    transport.hold()
+    transport.wait_for_end(0.05)
+    assert not head.lost_reason
+    agent.close()
+    transport.wait_for_end(20.0)
+    assert head.lost_reason
 
 
 def send_much(transport):

@@ -27,8 +27,7 @@ class Served:
         self.loop = EventLoop()
         listening = socket.create_server(("127.0.0.1", 0), backlog=http_server.BACKLOG)
         self.address = listening.getsockname()[:2]
-        self.server = HttpServer(listening, self.answer)
-        self.server.attach(self.loop)
+        self.server = HttpServer(self.loop, listening, self.answer)
         stack.callback(self.loop.close)
         stack.callback(self.server.close)
 

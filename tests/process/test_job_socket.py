@@ -18,7 +18,7 @@ import pytest
 from harness import MISBEHAVE, Job, jaxrun, started, wait_until
 from other_user import as_stranger
 
-from jaxrun.controller.supervisor.job_server import JobServer, open_server
+from jaxrun.controller.supervisor.job_server import JobServer, JobSockets, open_sockets
 from jaxrun.job_client.job_requests import request_overview
 from jaxrun.job_client.running_job import find_running_job
 from jaxrun.node.channel.event_loop import EventLoop
@@ -91,8 +91,8 @@ def test_many_threads_ask_at_once_by_one_connection_and_by_their_own(running: Jo
 @only_root
 def test_another_user_is_refused_even_where_the_directory_lets_him_in(candidates: list[str]) -> None:
     listener, path = job_sockets.listen("ab" * 16, {})
-    loop, server, is_over = EventLoop(), JobServer("ab" * 16, listener, path, None), threading.Event()
-    server.attach(loop, 0, lambda event: None, lambda text: None)
+    loop, is_over = EventLoop(), threading.Event()
+    server = JobServer("ab" * 16, JobSockets(listener, path), loop, 0, lambda event: None, lambda text: None)
 
     def serve() -> None:
         while not is_over.is_set():
@@ -201,10 +201,9 @@ def test_a_path_that_is_too_long_for_a_socket_is_not_used(candidates: list[str])
 
 def test_a_job_that_can_have_no_socket_says_so_and_runs(candidates: list[str]) -> None:
     candidates[:] = ["/nowhere/jaxrun-0"]
-    server, path, trouble = open_server("ab" * 16, {}, is_named=True)
-    server.close()
-    assert path == ""
-    assert trouble == (
+    sockets = open_sockets("ab" * 16, {}, is_named=True)
+    assert sockets.listener is None and sockets.path == ""
+    assert sockets.trouble == (
         f"jaxrun top, stacks and profile cannot reach this job: {candidates[0]}: No such file or directory"
     )
 

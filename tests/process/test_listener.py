@@ -115,7 +115,7 @@ def test_a_peer_whose_answer_waits_to_be_read_is_not_silent(monkeypatch, make_lo
     (peer,) = looped.connect(1)
     looped.loop.run_once()
     peer.sendall(encode(answer_to(read(peer))))
-    looped.listener.drop_expired()
+    looped.acceptor.drop_expired()
     assert [one.number for one in looped.admitted] == [0] and not looped.dropped
 
 
@@ -194,8 +194,9 @@ class Looped:
         self._stack = stack
         self.listener, self.loop = listen_on_tcp([LOOPBACK], TOKEN, everywhere=False), EventLoop()
         self.admitted, self.dropped = [], []
-        self.listener.attach(self.loop, 0, self._admit, self.dropped.append, **options)
+        self.acceptor = self.listener.accept(self.loop, 0, self._admit, self.dropped.append, **options)
         stack.callback(self.loop.close)
+        stack.callback(self.acceptor.close)
         stack.callback(self.listener.close)
 
     def _admit(self, peer):
@@ -297,6 +298,7 @@ def test_a_loop_goes_on_after_its_listener_was_closed_for_lack_of_descriptors(mo
         short.setattr(acceptor, "descriptors_for_peers", lambda: 0)
         looped.connect(1)
         looped.loop.run_once(60)
+    looped.acceptor.close()
     looped.listener.close()
     looped.loop.run_once(0)
 
@@ -325,7 +327,7 @@ def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute
 
 def test_a_check_distinguishes_a_head_from_nobody(capsys):
     listener, loop = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
-    listener.attach(loop, 0, lambda peer: None)
+    listener.accept(loop, 0, lambda peer: None)
     (address,) = listener.addresses
     server = threading.Thread(target=loop.run_once, args=(10,))
     server.start()

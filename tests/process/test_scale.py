@@ -154,22 +154,23 @@ def test_the_head_handles_an_event_in_as_many_steps_at_any_job_size(prepare, sim
 
 def _steps_at_a_listener(count):
     listener, loop = listen_on_tcp([HostAddress("lo", "127.0.0.1")], "token", everywhere=False), EventLoop()
-    listener.attach(loop, 0, lambda peer: None, expected=count)
+    acceptor = listener.accept(loop, 0, lambda peer: None, expected=count)
     where = (listener.addresses[0].ip, listener.addresses[0].port)
     peers = [socket.create_connection(where) for _ in range(count)]
     while len(select.select(peers, [], [], 0)[0]) < count:  # each is challenged once it is accepted
         loop.run_once(1)
     with Steps() as steps:
-        assert listener.drop_expired() is not None
+        assert acceptor.drop_expired() is not None
     for peer in peers:
         peer.close()
+    acceptor.close()
     listener.close()
     loop.close()
     return steps.count
 
 
 def _steps_for_connections(count):
-    transport = Transport()
+    transport = Transport(EventLoop())
     screen = SimpleNamespace(congested=False, write=lambda rank, stream, data: None)
     output = RemoteOutput(screen, transport)
     everyone = [transport.add(object()) for _ in range(count)]  # nothing is sent to them

@@ -330,12 +330,13 @@ def launcher(source, tmp_path):
             loop.run_once(0.02)
 
     with contextlib.closing(listen_on_tcp((), TOKEN, everywhere=True)) as listener, contextlib.closing(loop):
-        listener.attach(loop, 0, Staged(Stage("", (content,)), copies).give)
+        acceptor = listener.accept(loop, 0, Staged(Stage("", (content,)), copies).give)
         thread = threading.Thread(target=serve)
         thread.start()
         yield content, copies, port_of(listener)
         is_over.set()
         thread.join()
+        acceptor.close()
 
 
 @dataclass(frozen=True)

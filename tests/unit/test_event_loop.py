@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import socket
+import time
 
 import pytest
 
@@ -128,6 +129,51 @@ def test_a_descriptor_that_can_be_written_to_calls_back_until_its_writer_is_remo
         theirs.send(b"x")
         loop.run_once(0)
     assert called == ["write", "read"]
+
+
+def test_a_closed_part_takes_away_what_it_has_registered_and_no_more(loop, pipes):
+    served = []
+    (kept, _), (removed, _), _ = pipes
+    part = loop.part()
+    loop.add_reader(kept, 0, lambda: served.append("loop"))
+    part.add_reader(removed, 1, lambda: served.append("part"))
+    part.add_poller(lambda: served.append("poller"))
+    part.add_timer(lambda: -1.0, lambda: served.append("timer"))
+    loop.run_once(0)
+    assert served == ["poller", "loop", "part", "timer"]
+    served.clear()
+    part.close()
+    part.close()
+    loop.run_once(0)
+    assert served == ["loop"] and loop.has_reader(kept) and not loop.has_reader(removed)
+
+
+def test_a_wait_ends_with_its_condition_or_its_limit_and_serves_the_whole_loop_meanwhile(loop, pipes):
+    served, steps = [], []
+    (read, _), _, _ = pipes
+
+    def count():
+        served.append(1)
+
+    loop.add_reader(read, 0, count)
+    assert loop.run_until(lambda: True, 0.0) and served == []
+    assert loop.run_until(lambda: len(served) == 3, after_step=lambda: steps.append(len(served)))
+    assert served == [1] * 3 and steps == [1, 2, 3]
+    loop.remove_reader(read)
+    began = time.monotonic()
+    assert not loop.run_until(lambda: False, 0.05)
+    assert 0.05 <= time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_asks_for_the_end_ends_a_wait_and_every_signal_stays_for_whoever_reads_next(loop, signum):
+    loop.add_timer(lambda: 0.0, lambda: None)  # so that the loop turns
+    turns = iter(range(50))
+    with SignalPipe(USED) as pipe:
+        os.kill(os.getpid(), signum)
+        is_met = loop.run_until(lambda: next(turns) == 40, signals=pipe)
+        assert is_met == (signum != signal.SIGTERM)
+        assert pipe.receive() == [signum] and not loop.has_reader(pipe.fileno())
 
 
 # ---- signals that can be read from a descriptor

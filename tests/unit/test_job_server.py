@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxrun.controller.supervisor import job_server
-from jaxrun.controller.supervisor.job_server import JobServer, parent_socket, report_not_started
+from jaxrun.controller.supervisor.job_server import JobServer, JobSockets, parent_socket, report_not_started
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.job_client.job_requests import stop
 from jaxrun.job_client.running_job import RequestRefused, RunningJob
@@ -94,14 +94,13 @@ class Job:
         self._peers: list[Peer] = []
         parent, self._inherited = socket.socketpair()
         self.parent = self._watch(parent)
-        self.server = JobServer(JOB_ID, None, "", self._inherited)
-        self.loops: list[EventLoop] = []
+        self.loop = EventLoop()
+        sockets = JobSockets(parent=self._inherited)
+        self.server = JobServer(JOB_ID, sockets, self.loop, 0, self.events.append, self.notes.append)
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
-        self.loop = EventLoop()
-        self.loops.append(self.loop)
-        self.server.attach(self.loop, 0, self.events.append, self.notes.append)
+        self.server.begin_attempt(self.events)
 
     def connect(self, *messages: FromClient) -> Peer:
         """Connect a client that sends these."""
@@ -119,8 +118,7 @@ class Job:
 
     def close(self) -> None:
         self.server.close()
-        for loop in self.loops:
-            loop.close()
+        self.loop.close()
         for peer in self._peers:
             peer.link.close()
 
@@ -313,6 +311,21 @@ def test_the_death_of_the_parent_ends_the_job_and_each_further_attempt(job: Job)
     assert job.take_events() == [BY_DEATH]
 
 
+def test_what_comes_between_two_attempts_is_for_the_next(job: Job) -> None:
+    """The loop of the job serves the socket meanwhile."""
+    peer = job.connect(HELLO)
+    peer.receive()
+    peer.send(Ask(1, OverviewRequest()))
+    job.parent.link.close()
+    job.run()
+    job.begin_attempt()
+    waiting = job.take_events()
+    assert [type(event) for event in waiting] == [Requested, ParentExited]  # each once
+    assert isinstance(waiting[0], Requested)
+    job.server.answer(waiting[0].number, DONE)
+    assert peer.receive() == [Answered(1, DONE)]
+
+
 def test_the_end_of_another_client_ends_nothing(job: Job) -> None:
     job.connect(HELLO).link.close()
     job.run()
@@ -432,11 +445,11 @@ def test_one_that_reads_again_gets_all_that_it_has_missed(job: Job) -> None:
 
 def test_the_parents_socket_is_not_handed_on_and_never_blocks() -> None:
     ours, theirs = socket.socketpair()
-    with ours:
+    with ours, contextlib.closing(EventLoop()) as loop:
         os.set_inheritable(theirs.fileno(), True)
         found = parent_socket({CONTROL_FD: str(theirs.detach())})
         assert found is not None and not found.get_inheritable()
-        server = JobServer(JOB_ID, None, "", found)
+        server = JobServer(JOB_ID, JobSockets(parent=found), loop, 0, print, print)
         assert not found.getblocking()
         server.close()
 

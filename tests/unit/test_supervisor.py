@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import deque
 
 import pytest
 from msgspec.structs import replace
@@ -17,13 +18,15 @@ from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
 from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_report import describe_restart, report_verdict
-from jaxrun.controller.supervisor.job_server import JobServer
+from jaxrun.controller.supervisor.job_server import JobServer, JobSockets
+from jaxrun.controller.supervisor.job_terminal import Terminal
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.supervision import Outside, Supervision
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.job_events.actions import Finish, Send, SignalRanks
 from jaxrun.job_events.events import LauncherSignalled, ParentExited, SignalRequested
 from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import SignalWorker
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.terminal import TerminalFormat
@@ -83,7 +86,7 @@ class Signals:
 
 def server():
     """A JobServer that nobody connects to."""
-    return JobServer("ab" * 16, None, "", None)
+    return JobServer("ab" * 16, JobSockets(), EventLoop(), 0, pytest.fail, pytest.fail)
 
 
 def report(output, signals, reason=EndReason.OK, **more):
@@ -159,30 +162,30 @@ class QuietOutput:
         """It shows no prefixes."""
 
 
-class NothingToServe:
-    """The Guard and the Terminal of nobody."""
-
-    def attach(self, loop, order, call):
-        """Nothing happens to it."""
-
-
 @contextlib.contextmanager
 def attempt_of(*actions):
     """(a HeadLink to a head that wants these actions, what runs an attempt with it and these agents, its signals)."""
     with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
-        nobody, output = NothingToServe(), QuietOutput()
+        output, loop = QuietOutput(), EventLoop(time.time)
         shared = Supervision(
             {},
             RunDir(None),
             output,
-            time.time,
-            nobody,
-            Outside(signals, nobody, server(), Notifier("", {}, {}, pytest.fail), TrainJobStatus({}, pytest.fail)),
+            loop,
+            None,
+            Outside(
+                signals,
+                Terminal(output, loop, 0, pytest.fail),
+                server(),
+                Notifier(loop, "", {}, {}, pytest.fail),
+                TrainJobStatus({}, pytest.fail),
+                deque(),
+            ),
             history=JobHistory(0.0, 0.0),
         )
         head = HeadLink(shared, StubbornHead(*actions), 1)
         yield head, lambda agents: AttemptLoop(shared, head, agents).run(), signals
-        head.loop.close()
+        loop.close()
 
 
 def test_all_stand_still_before_the_first_is_killed():

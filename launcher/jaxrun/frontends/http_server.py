@@ -20,8 +20,9 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import Struct
 
 from jaxrun.errors import ProtocolError
-from jaxrun.node.channel.acceptor import MAX_UNPROVEN, Acceptor
+from jaxrun.node.channel.acceptor import Acceptor
 from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.send_buffer import SendBuffer
 
 BACKLOG = 128  # connections that wait to be accepted
 _HEAD_TIMEOUT_S = 5.0
@@ -141,7 +142,7 @@ class _Connection:
         self.reader = reader
         self.deadline = 0.0
         self.is_last = False  # whether the connection is closed after this answer
-        self._unsent: list[memoryview] = []
+        self._unsent = SendBuffer(reader.connection.send)
 
     @property
     def is_sending(self) -> bool:
@@ -149,14 +150,12 @@ class _Connection:
 
     def start(self, answer: HttpAnswer, *, is_last: bool) -> None:
         self.is_last = is_last
-        self._unsent = [memoryview(part) for part in (_format_head(answer, is_last=is_last), answer.content) if part]
+        self._unsent.add(_format_head(answer, is_last=is_last))
+        self._unsent.add(answer.content)
 
     def send(self) -> None:
         """Send as much as fits now. Raises OSError if the other end is gone."""
-        with contextlib.suppress(BlockingIOError):
-            while self._unsent:
-                part = self._unsent[0][self.reader.connection.send(self._unsent[0]) :]
-                self._unsent[:1] = [part] if part else []
+        self._unsent.flush()
 
 
 def _format_head(answer: HttpAnswer, *, is_last: bool) -> bytes:
@@ -173,28 +172,22 @@ def _format_head(answer: HttpAnswer, *, is_last: bool) -> bytes:
 class HttpServer:
     """Answers GET requests at one listening socket."""
 
-    def __init__(self, listening: socket.socket, answer: Callable[[HttpRequest], HttpAnswer]) -> None:
-        """`answer` is called with each well-formed request."""
+    def __init__(self, loop: EventLoop, listening: socket.socket, answer: Callable[[HttpRequest], HttpAnswer]) -> None:
+        """Serve in this loop; `answer` is called with each well-formed request."""
         self._answer = answer
-        self._acceptor = Acceptor([listening], _RequestReader)
         self._answered: OrderedDict[int, _Connection] = OrderedDict()  # the longest idle first
-        self._loop: EventLoop | None = None
-
-    def attach(self, loop: EventLoop) -> None:
-        """Serve in this loop."""
         self._loop = loop
-        self._acceptor.attach(
-            loop, _ORDER, self._add, lambda text: None, max_pending=MAX_UNPROVEN, timeout_s=_HEAD_TIMEOUT_S
-        )
+        self._listening = listening
+        self._acceptor = Acceptor(loop, _ORDER, [listening], _RequestReader, self._add, timeout_s=_HEAD_TIMEOUT_S)
         loop.add_poller(self._close_idle)
 
     def close(self) -> None:
         self._acceptor.close()
+        self._listening.close()
         for fd in list(self._answered):
             self._close(fd)
 
     def _add(self, reader: _RequestReader) -> None:
-        assert self._loop is not None
         if len(self._answered) >= _MAX_ANSWERED:
             self._close(next(iter(self._answered)))
         fd = reader.connection.fileno()
@@ -218,7 +211,6 @@ class HttpServer:
 
     def _proceed(self, fd: int) -> None:
         """Send what is left of an answer, and answer the requests that have come, in their order."""
-        assert self._loop is not None
         connection = self._answered.get(fd)
         if connection is None:
             return
@@ -262,7 +254,6 @@ class HttpServer:
         return None
 
     def _close(self, fd: int) -> None:
-        assert self._loop is not None
         self._loop.remove_reader(fd)
         link = self._answered.pop(fd).reader.connection
         with contextlib.suppress(OSError):

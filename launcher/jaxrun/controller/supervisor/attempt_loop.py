@@ -40,7 +40,7 @@ from jaxrun.job_events.actions import (
     SignalRanks,
     Suspend,
 )
-from jaxrun.job_events.events import Resumed, TerminalLine
+from jaxrun.job_events.events import Event, Resumed
 from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.agent_id import AgentId
@@ -89,19 +89,18 @@ class AttemptLoop:
         """`agents` hand their events to the same `head`."""
         self._head = head
         self._agents = agents
+        self._loop = shared.loop
         self._output = shared.output
         outside, loop = shared.outside, head.loop
-        notifier, train_job = outside.notifier, outside.train_job
+        train_job = outside.train_job
         self._terminal = outside.terminal
         self._signals = outside.signals
+        self._events: deque[Event] = outside.events
         self._arrived: deque[int] = deque()  # signals that were not handled yet
         self._outcome: JobOutcome | None = None
         loop.add_reader(self._signals.fileno(), SIGNALS, lambda: self._arrived.extend(self._signals.receive()))
-        outside.server.attach(loop, SIGNALS, head.handle, self._notify)
-        outside.terminal.attach(loop, SIGNALS, lambda line: head.handle(TerminalLine(line)))
-        shared.guard.attach(loop, SIGNALS, self._notify)
+        outside.server.begin_attempt(outside.events)
         loop.add_poller(self._output.flush_due)
-        loop.add_timer(notifier.deadline, notifier.poll)
         loop.add_timer(train_job.deadline, lambda: train_job.update(head.told_step, shared.clock()))
 
     def run(self) -> JobOutcome:
@@ -110,22 +109,31 @@ class AttemptLoop:
         Signals that arrive after that stay in the pipe, for whatever follows the attempt.
         """
         self._execute_due()
-        while self._outcome is None:
-            for _ in self._head.loop.steps():
-                self._execute_due()
-                while self._arrived and self._outcome is None:
-                    self._agents.on_signal(self._arrived.popleft())
-                    self._execute_due()
+        self._loop.run_until(lambda: self._outcome is not None, after_step=self._proceed)
+        self._terminal.stop_reading()
         if self._arrived:
             self._signals.put_back(self._arrived)
+        assert self._outcome is not None
         return self._outcome
 
-    def _notify(self, text: str) -> None:
-        self._output.print_line(f"jaxrun: {text}")
+    def _proceed(self) -> None:
+        """Handle the consequences of a step of the loop."""
+        self._execute_due()
+        while self._arrived and self._outcome is None:
+            self._agents.on_signal(self._arrived.popleft())
+            self._execute_due()
 
     def _execute_due(self) -> None:
+        """Execute what the head wants, until nothing is due."""
+        self._hand_over()
         for actions in self._head.take_actions():
             self._execute_all(actions)
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Pass what has come from outside to the head; after its end that waits for the next attempt."""
+        while self._events and self._outcome is None:
+            self._head.handle(self._events.popleft())
 
     def _execute_all(self, actions: Sequence[Action]) -> None:
         killed = [action for action in actions if isinstance(action, SignalRanks) and action.signum == signal.SIGKILL]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,7 +25,6 @@ from jaxrun.analysis.lockstep.told_progress import find_told_step
 from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.restarts import Restart, Stop, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.clock import Clock
 from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_report import (
     describe_restart,
@@ -32,18 +32,20 @@ from jaxrun.controller.supervisor.job_report import (
     open_output,
     report_verdict,
 )
-from jaxrun.controller.supervisor.job_server import JobServer, open_server
+from jaxrun.controller.supervisor.job_server import JobServer, open_sockets
 from jaxrun.controller.supervisor.job_terminal import Terminal, why_no_terminal
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.supervision import Outside, Supervision
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
 from jaxrun.errors import EXIT_SOFTWARE
 from jaxrun.files.shared_memory import remove_all_of_job
-from jaxrun.job_events.events import AttemptEnded, AttemptStarted
+from jaxrun.job_events.events import AttemptEnded, AttemptStarted, Event, TerminalLine
 from jaxrun.node import early_signals
+from jaxrun.node.agent.agent import SIGNALS
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
 from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.output.screen import HeldScreen
@@ -64,34 +66,44 @@ def supervision(
     directory: RunDir,
     guard: Guard,
     history: JobHistory,
+    loop: EventLoop,
     held: HeldScreen | None = None,
 ) -> Iterator[Supervision]:
     """Open the resources that a job's attempts share; at the end nothing of the job is left on this host.
 
+    loop:  serves the job, and is closed at its end
     held:  the screen, if another process has it
     """
     with SignalPipe(LAUNCHER_SIGNALS) as signals:
         if early_signals.was_interrupted():
             signals.put_back((signal.SIGINT,))
         become_subreaper()
-        server = None
+        sockets = server = None
         try:
-            server, socket, trouble = open_server(plan.job_id, environ, is_named=directory.path is not None)
-            output = open_output(plan, environ, directory, held, socket)
+            sockets = open_sockets(plan.job_id, environ, is_named=directory.path is not None)
+            output, events = open_output(plan, environ, directory, held, sockets.path), deque[Event]()
+
+            def notify(text: str) -> None:
+                output.print_line(f"jaxrun: {text}")
+
+            server = JobServer(plan.job_id, sockets, loop, SIGNALS, events.append, notify)
             server.announce(directory.name)
-            notifier = Notifier.of_job(plan, directory.name, environ, lambda text: output.print_line(f"jaxrun: {text}"))
+            notifier = Notifier.of_job(loop, plan, directory.name, environ, notify)
             directory.on_event(partial(_publish, server, notifier))
-            if trouble:
-                output.print_line(f"jaxrun: {trouble}")
+            if sockets.trouble:
+                notify(sockets.trouble)
             if plan.job.pdb and (why := why_no_terminal(plan)):
-                output.print_line(f"jaxrun: --pdb does nothing: {why}")
-            terminal = Terminal(output)
-            train_job = TrainJobStatus(environ, lambda text: output.print_line(f"jaxrun: {text}"))
-            outside = Outside(signals, terminal, server, notifier, train_job)
-            yield Supervision(environ, directory, output, Clock(), guard, outside, history)
+                notify(f"--pdb does nothing: {why}")
+            terminal = Terminal(output, loop, SIGNALS, lambda line: events.append(TerminalLine(line)))
+            guard.attach(loop, SIGNALS, notify)
+            outside = Outside(signals, terminal, server, notifier, TrainJobStatus(environ, notify), events)
+            yield Supervision(environ, directory, output, loop, guard, outside, history)
         finally:
             if server is not None:
                 server.close()
+            elif sockets is not None:
+                sockets.close()
+            loop.close()
             kill_all(keep=(guard.pid,))
             remove_all_of_job(plan.job_id)
             guard.disarm()

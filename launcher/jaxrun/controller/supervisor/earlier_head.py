@@ -8,7 +8,6 @@ job continues. If all hosts are there and none has a record, a new job begins.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -21,8 +20,7 @@ from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.remote_job import HeadPort
 from jaxrun.controller.supervisor.transport import AgentConnection, ConnectedAgent, LinkHandler, Transport
 from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, ProtocolError, UnavailableError
-from jaxrun.node.agent.agent import LISTENER, SIGNALS
-from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, STOPPING, SignalPipe
+from jaxrun.node.agent.signals import LAUNCHER_SIGNALS, SignalPipe
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.listener import Peer
@@ -58,52 +56,51 @@ class EndedEarlyError(Exception):
         self.status = EXIT_SIGNAL_BASE + signum
 
 
-def find_agents(plan: Plan, port: HeadPort) -> FoundAgents:
+def find_agents(plan: Plan, port: HeadPort, loop: EventLoop) -> FoundAgents:
     """Wait for the agents of all other hosts, or for the first that knows a job; for --init-timeout at most.
 
     Raises EndedEarlyError.
     """
     if port.rendezvous is not None:
         port.rendezvous.write(port.token, format_addresses(port.listener.addresses))
-    with contextlib.closing(_Arrival(plan, port)) as arrival:
+    with contextlib.closing(_Arrival(plan, port, loop)) as arrival:
         return arrival.run()
 
 
 class _Arrival:
     """The agents that come, until it is known which job this is."""
 
-    def __init__(self, plan: Plan, port: HeadPort) -> None:
+    def __init__(self, plan: Plan, port: HeadPort, loop: EventLoop) -> None:
         self._awaited = {agent for agent, ranks in plan.placement.agents.items() if ranks and agent != 0}
         self._numbers = {agent: number for number, agent in enumerate(sorted(plan.placement.agents))}
-        self._loop = loop = EventLoop(time.monotonic)
-        self._signals = SignalPipe(LAUNCHER_SIGNALS)
+        self._loop = loop
+        self._part = loop.part()
         self._transport = port.transport
         self._agents: dict[LinkId, AgentId] = {}
         self._messages: dict[LinkId, list[AgentToHead]] = {}
         self._record: JobRecord | None = None
         self._host = ""
-        self._signum = 0
-        self._began = time.monotonic()
-        self._until = self._began + plan.job.init_timeout
-        self._said_at = self._began
-        loop.add_timer(lambda: min(self._until, self._said_at + _SAID_INTERVAL_S), self._say_who_is_missing)
-        port.listener.attach(loop, LISTENER, self._on_peer, expected=len(self._awaited))
-        self._transport.attach(loop, LinkHandler(self._on_messages, self._on_lost, self._on_nonsense))
+        self._limit = plan.job.init_timeout
+        self._began = self._said_at = loop.clock()
+        self._part.add_timer(lambda: self._said_at + _SAID_INTERVAL_S, self._say_who_is_missing)
+        self._transport.serve(
+            LinkHandler(self._on_peer, lambda text: None, self._on_messages, self._on_lost, self._on_nonsense)
+        )
 
     def run(self) -> FoundAgents:
-        with self._signals as signals:
-            self._loop.add_reader(signals.fileno(), SIGNALS, self._on_signals)
-            while not self._is_over:
-                self._loop.run_once()
-            if self._signum:
-                dismiss(self._transport, Shutdown(EXIT_SIGNAL_BASE + self._signum))
-                raise EndedEarlyError(self._signum)
+        """Wait until it is known. Raises EndedEarlyError if a signal asks for the end before."""
+        with SignalPipe(LAUNCHER_SIGNALS) as signals:
+            if not self._loop.run_until(lambda: self._is_known, self._limit, signals):
+                signum = next(filter(signals.asks_to_stop, signals.receive()), None)
+                if signum is not None:
+                    dismiss(self._transport, Shutdown(EXIT_SIGNAL_BASE + signum))
+                    raise EndedEarlyError(signum)
         found = (ConnectedAgent(agent, one, tuple(self._messages[one])) for one, agent in self._agents.items())
         return FoundAgents(tuple(found), self._record, self._host)
 
     def close(self) -> None:
-        self._transport.detach()
-        self._loop.close()
+        self._transport.hold()
+        self._part.close()
 
     @property
     def _there(self) -> set[AgentId]:
@@ -111,9 +108,8 @@ class _Arrival:
         return {agent for one, agent in self._agents.items() if self._messages[one]}
 
     @property
-    def _is_over(self) -> bool:
-        is_known = self._record is not None or self._awaited <= self._there
-        return is_known or bool(self._signum) or time.monotonic() >= self._until
+    def _is_known(self) -> bool:
+        return self._record is not None or self._awaited <= self._there
 
     def _on_peer(self, peer: Peer) -> None:
         link = self._transport.add(AgentConnection(peer.connection, AGENT_TO_HEAD, peer.tags))
@@ -134,14 +130,8 @@ class _Arrival:
     def _on_nonsense(self, link: LinkId, error: ProtocolError) -> None:
         self._transport.spoil(link, str(error))
 
-    def _on_signals(self) -> None:
-        self._signum = next((one for one in self._signals.receive() if one in STOPPING), self._signum)
-
     def _say_who_is_missing(self) -> None:
-        now = time.monotonic()
-        if now < self._said_at + _SAID_INTERVAL_S:
-            return
-        self._said_at = now
+        self._said_at = now = self._loop.clock()
         missing = [self._numbers[agent] for agent in self._awaited - self._there]
         noun = "host" if len(missing) == 1 else "hosts"
         waited = f"after {now - self._began:.0f} s"
@@ -170,14 +160,14 @@ class BegunJob(Struct, frozen=True):
     record: JobRecord | None = None
 
 
-def begin_or_continue(plan: Plan, port: HeadPort, now: float) -> BegunJob:
+def begin_or_continue(plan: Plan, port: HeadPort, loop: EventLoop, now: float) -> BegunJob:
     """Begin the job of this plan, or continue one that agents know, where a head may take the place of another.
 
     Raises UnavailableError if that one has no further attempt, and EndedEarlyError.
     """
     if not plan.head_may_return:
         return BegunJob(plan, JobHistory(now, now))
-    found = find_agents(plan, port)
+    found = find_agents(plan, port, loop)
     if found.record is None:
         return BegunJob(plan, JobHistory(now, now), found.agents)
     job = continue_job(plan, found, now)

@@ -12,7 +12,7 @@ from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.node.agent.agent import OUTPUT
 from jaxrun.node.agent.guard import Guard
-from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.event_loop import LoopPart
 from jaxrun.protocol import auth
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.env import AgentEnv
@@ -83,7 +83,7 @@ class HostSearch:
 
     def __init__(
         self,
-        loop: EventLoop,
+        loop: LoopPart,
         clock: Callable[[], float],
         plan: Plan,
         environ: Mapping[str, str],

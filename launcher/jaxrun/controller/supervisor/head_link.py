@@ -18,7 +18,6 @@ from jaxrun.controller.supervisor.dispatcher import Dispatcher
 from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.job_events.actions import Action
 from jaxrun.job_events.events import Event, FreshInterpreters
-from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_messages import AgentMessage, AtPrompt, FirstOutput, ForkingDeclined
 from jaxrun.protocol.flight import ToldStep
 from jaxrun.protocol.forkserver_messages import Preloaded
@@ -36,7 +35,7 @@ class HeadLink:
 
     def __init__(self, shared: Supervision, head: Head, attempt: int, *, preload: str = PRELOAD_AUTO) -> None:
         """`attempt` is its number, for the log; `preload` is the value of --preload."""
-        self.loop = EventLoop(shared.clock)
+        self.loop = shared.loop.part()  # for what ends with this attempt
         self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.outside.server, shared.clock, attempt)
         self._output = shared.output
         self._output.set_hosts(lambda: dispatcher.hosts)

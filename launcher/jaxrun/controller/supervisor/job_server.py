@@ -1,7 +1,8 @@
 """Serves clients that query a running job, follow it or give it orders, with the messages of protocol/job_messages.py.
 
-It serves the whole job: `attach` connects it to the loop of each attempt. No client can delay the job. A client that
-reads too slowly is disconnected, and so is one that sends an invalid message, or more requests at once than allowed.
+It serves the whole job, in the job's loop: what clients want waits between two attempts for the next one. No client
+can delay the job. A client that reads too slowly is disconnected, and so is one that sends an invalid message, or more
+requests at once than allowed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import signal
 import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+
+from msgspec import Struct
 
 from jaxrun.errors import ProtocolError, UsageError
 from jaxrun.files.own_files import is_trusted
@@ -28,6 +29,7 @@ from jaxrun.job_events.events import (
     SignalRequested,
 )
 from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.framed_connection import FramedConnection
 from jaxrun.protocol.codec import Form, MessageDecoder, encode_json_frame, message_types
 from jaxrun.protocol.job_messages import (
     MAX_ANSWER_FRAME_BYTES,
@@ -64,65 +66,78 @@ _TYPES = message_types(FromClient)
 
 
 class Client:
-    """One connection, from this launcher's side."""
+    """One connection, from this launcher's side; reading notices its end."""
 
     def __init__(self, link: socket.socket, number: int, *, is_parent: bool = False) -> None:
-        link.setblocking(False)
+        decoder: MessageDecoder[FromClient] = MessageDecoder(_TYPES, MAX_CLIENT_FRAME_BYTES, form=Form.JSON)
         self.link = link
+        self.connection = FramedConnection(link, decoder)
         self.number = number
         self.is_parent = is_parent
         self.has_greeted = False
         self.follows = False
-        self.decoder: MessageDecoder[FromClient] = MessageDecoder(_TYPES, MAX_CLIENT_FRAME_BYTES, form=Form.JSON)
-        self._unsent = bytearray()
 
     @property
     def unsent_bytes(self) -> int:
-        return len(self._unsent)
+        return self.connection.unsent_bytes
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, or keep what cannot be sent now. Reading will notice the end of the connection."""
-        self._unsent += frame
-        self.flush()
+        """Send a frame, or keep what cannot be sent now."""
+        self.connection.send_frame(frame)
 
-    def flush(self) -> None:
-        try:
-            while self._unsent:
-                del self._unsent[: self.link.send(self._unsent, socket.MSG_NOSIGNAL)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()
+
+class JobSockets(Struct, frozen=True):
+    """The sockets of a job; either may be missing.
+
+    path:     where the `listener` listens; the server removes it
+    parent:   inherited from the process that this launcher works for
+    trouble:  why there is no listener, where there should be one
+    """
+
+    listener: socket.socket | None = None
+    path: str = ""
+    parent: socket.socket | None = None
+    trouble: str = ""
+
+    def close(self) -> None:
+        """Close the listener and remove its path."""
+        if self.listener is not None:
+            self.listener.close()
+            job_sockets.remove(self.path)
 
 
 class JobServer:
     """Serves the socket of a job, and the inherited socket of the process that the launcher works for."""
 
-    def __init__(self, job_id: str, listener: socket.socket | None, path: str, parent: socket.socket | None) -> None:
-        """Either socket may be missing. `path` is where the `listener` listens; `close` removes it."""
-        self._path = path
-        self._listener = listener
+    def __init__(
+        self,
+        job_id: str,
+        sockets: JobSockets,
+        loop: EventLoop,
+        order: int,
+        handle: Callable[[Event], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        """Serve in this loop: `handle` what clients want, and `notify` the user of dropped ones."""
+        self._path = sockets.path
+        self._listener = sockets.listener
         self._clients: list[Client] = []
         self._made = 0
         self._asked: dict[str, tuple[Client, int]] = {}  # unanswered requests, by the number that the head knows
         self._greeting = encode_json_frame(Greeting(SOCKET_VERSION, job_id))
-        self._loop: EventLoop | None = None
-        self._order = 0
-        self._handle: Callable[[Event], None] = lambda event: None
-        self._notify: Callable[[str], None] = lambda text: None
-        if parent is not None:
-            self._add(parent, is_parent=True)
-
-    def attach(
-        self, loop: EventLoop, order: int, handle: Callable[[Event], None], notify: Callable[[str], None]
-    ) -> None:
-        """Serve in the loop of an attempt: `handle` what clients want, and `notify` the user of dropped ones."""
-        self._refuse_all("the attempt ended before its ranks answered; ask again")
+        self._parent_end: ParentExited | None = None
         self._loop, self._order, self._handle, self._notify = loop, order, handle, notify
         if self._listener is not None:
             loop.add_reader(self._listener.fileno(), order, self._accept)
-        for client in self._clients:
-            self._watch(client)
+        if sockets.parent is not None:
+            self._add(sockets.parent, is_parent=True)
+
+    def begin_attempt(self, waiting: Collection[Event]) -> None:
+        """Refuse the requests that an earlier attempt has left, except those in the `waiting` events."""
+        kept = {event.number for event in waiting if isinstance(event, Requested)}
+        self._refuse("the attempt ended before its ranks answered; ask again", self._asked.keys() - kept)
+        if self._parent_end is not None and self._parent_end not in waiting:
+            self._handle(self._parent_end)  # the earlier attempt may have ended without it
 
     def answer(self, number: str, answer: Answer) -> None:
         """Answer the request that Requested has this number of; a client that is gone needs none."""
@@ -156,19 +171,22 @@ class JobServer:
 
     def end(self, verdict: str) -> None:
         """The job is over: send the verdict, and close all connections."""
-        self._refuse_all("the job has ended")
+        self._refuse("the job has ended", self._asked.keys())
         frame = encode_json_frame(JobEnded(verdict), MAX_ANSWER_FRAME_BYTES)
-        for client in self._clients:
+        for client in tuple(self._clients):
             client.send(frame)
-        _flush(self._clients, _LAST_SEND_S)
+            self._await_room(client)
+        self._loop.run_until(lambda: not any(client.unsent_bytes for client in self._clients), _LAST_SEND_S)
         self.close()
 
     def close(self) -> None:
         """Close all connections and remove the socket. May be called again."""
         for client in self._clients:
+            self._loop.remove_reader(client.link.fileno())
             client.link.close()
         self._clients.clear()
         if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
             job_sockets.remove(self._path)
@@ -182,7 +200,7 @@ class JobServer:
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE) and self._loop is not None:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._loop.remove_reader(self._listener.fileno())  # it waits until another client has gone
             return
         self.admit(link)
@@ -195,28 +213,24 @@ class JobServer:
         elif len(self._clients) >= _MAX_CLIENTS:
             _refuse(link, f"{_MAX_CLIENTS} others ask or follow this job already")
         else:
-            self._watch(self._add(link))
+            self._add(link)
 
     def _add(self, link: socket.socket, *, is_parent: bool = False) -> Client:
         self._made += 1
         client = Client(link, self._made, is_parent=is_parent)
         self._clients.append(client)
         client.send(self._greeting)
-        return client
-
-    def _watch(self, client: Client) -> None:
-        assert self._loop is not None
         self._loop.add_reader(client.link.fileno(), self._order, lambda: self._read(client))
         self._await_room(client)
+        return client
 
     def _await_room(self, client: Client) -> None:
         """Go on sending when the client takes more."""
-        if self._loop is not None:
-            self._loop.set_writer(client.link.fileno(), (lambda: self._flush(client)) if client.unsent_bytes else None)
+        self._loop.set_writer(client.link.fileno(), (lambda: self._flush(client)) if client.unsent_bytes else None)
 
     def _flush(self, client: Client) -> None:
         if client in self._clients:
-            client.flush()
+            client.connection.flush()
             self._await_room(client)
 
     def _send(self, client: Client, frame: bytes) -> None:
@@ -245,14 +259,13 @@ class JobServer:
         for number in [number for number, one in self._asked.items() if one[0] is client]:
             del self._asked[number]
             self._handle(RequestEnded(number))
-        if self._loop is not None:
-            self._loop.remove_reader(client.link.fileno())
-            if self._listener is not None and not self._loop.has_reader(self._listener.fileno()):
-                self._loop.add_reader(self._listener.fileno(), self._order, self._accept)
+        self._loop.remove_reader(client.link.fileno())
+        if self._listener is not None and not self._loop.has_reader(self._listener.fileno()):
+            self._loop.add_reader(self._listener.fileno(), self._order, self._accept)
         client.link.close()
 
-    def _refuse_all(self, text: str) -> None:
-        for number in tuple(self._asked):
+    def _refuse(self, text: str, numbers: Collection[str]) -> None:
+        for number in tuple(numbers):
             self.answer(number, Answer(AnswerState.REFUSED, text))
 
     # ---- what clients send
@@ -261,21 +274,14 @@ class JobServer:
         if client not in self._clients:
             return
         try:
-            data = client.link.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._on_end(client)
-            return
-        try:
-            for message in client.decoder.decode_each(data):
+            for message in client.connection.receive_each(at_once=_RECEIVE_BYTES):
                 if client not in self._clients:
                     return
                 self._on_message(client, message)
         except ProtocolError as error:
             self._drop(client, str(error))
+        if client.connection.has_ended and client in self._clients:
+            self._on_end(client)
 
     def _on_end(self, client: Client) -> None:
         if client.is_parent:
@@ -284,10 +290,10 @@ class JobServer:
             self._forget(client)
 
     def _end_by_parent(self, client: Client, reason: str) -> None:
-        """The parent has nothing more to say. Its descriptor stays readable, so the next attempt notices it, too."""
-        assert self._loop is not None
+        """The parent has nothing more to say: the job ends, in whichever attempt it is."""
         self._loop.remove_reader(client.link.fileno())
-        self._handle(ParentExited(reason))
+        self._parent_end = ParentExited(reason)
+        self._handle(self._parent_end)
 
     def _on_message(self, client: Client, message: FromClient) -> None:
         """Raise ProtocolError if no client can mean this."""
@@ -331,8 +337,8 @@ class JobServer:
         self._handle(Requested(number, ask.request))
 
 
-def open_server(job_id: str, environ: Mapping[str, str], *, is_named: bool) -> tuple[JobServer, str, str]:
-    """Make the server; returns the path at which it listens, empty for none, and why it is empty.
+def open_sockets(job_id: str, environ: Mapping[str, str], *, is_named: bool) -> JobSockets:
+    """Open the job's socket, and the parent's.
 
     is_named:  whether there is a job.json, without which nobody would find the socket
 
@@ -345,7 +351,7 @@ def open_server(job_id: str, environ: Mapping[str, str], *, is_named: bool) -> t
             listener, path = job_sockets.listen(job_id, environ)
         except OSError as error:
             trouble = f"jaxrun top, stacks and profile cannot reach this job: {error.filename}: {error.strerror}"
-    return JobServer(job_id, listener, path, parent), path, trouble
+    return JobSockets(listener, path, parent, trouble)
 
 
 def parent_socket(environ: Mapping[str, str]) -> socket.socket | None:
@@ -380,18 +386,3 @@ def _refuse(link: socket.socket, reason: str) -> None:
         link.setblocking(False)
         link.send(encode_json_frame(Dropped(reason)), socket.MSG_NOSIGNAL)
     link.close()
-
-
-def _flush(clients: list[Client], seconds: float) -> None:
-    """Wait until the clients have taken what they were sent, for so many seconds at most."""
-    deadline = time.monotonic() + seconds
-    while waiting := [client for client in clients if client.unsent_bytes]:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        poll = select.poll()
-        for client in waiting:
-            poll.register(client.link, select.POLLOUT)
-        poll.poll(left * 1000)
-        for client in waiting:
-            client.flush()

@@ -62,12 +62,10 @@ def why_no_terminal(plan: Plan) -> str:
 class Terminal:
     """Reads single lines, when they are wanted, so that others can read from the terminal in between."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, loop: EventLoop, order: int, on_line: Callable[[str], None]) -> None:
+        """`on_line` is called in `loop` with each line that was asked for; empty at the end of the input."""
         self._output = output
         self._partial = b""
-
-    def attach(self, loop: EventLoop, order: int, on_line: Callable[[str], None]) -> None:
-        """Call `on_line` in `loop` with each line that was asked for; empty at the end of the input."""
         self._loop, self._order, self._on_line = loop, order, on_line
 
     def show(self, text: str) -> None:
@@ -76,6 +74,10 @@ class Terminal:
     def read_line(self) -> None:
         if not self._loop.has_reader(_STDIN):
             self._loop.add_reader(_STDIN, self._order, self._on_readable)
+
+    def stop_reading(self) -> None:
+        """Leave what is typed to whoever reads next."""
+        self._loop.remove_reader(_STDIN)
 
     def _on_readable(self) -> None:
         try:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrun.files.own_files import open_own_directory
+from jaxrun.node.agent.agent import OUTPUT
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.ssh_start import split_failed_agents
 from jaxrun.spec.job.cluster_env import CancelCommand, launch_id
@@ -28,7 +30,6 @@ _READ_BYTES = 65536
 _TAIL_BYTES = 4096
 _TAIL_LINES = 12
 _LONG_TAIL_BYTES, _LONG_TAIL_LINES = 65536, 100  # of a command whose output explains itself
-_POLL_S = 0.01
 # Grace before SIGTERM, and then before SIGKILL.
 _GRACE_S = (5.0, 2.0)
 _GRACE_AFTER_FAILURE_S = (0.6, 0.6)
@@ -110,18 +111,18 @@ class LaunchProcess:
         """Make it end everything that it has started, and itself, without waiting for it."""
         self.signal(signal.SIGTERM if self._bears_sigterm else signal.SIGKILL)
 
-    def stop(self, *, hurry: bool) -> None:
-        """Wait for it to exit; escalate to SIGTERM (if it handles that safely), then SIGKILL.
+    def stop(self, loop: EventLoop, *, hurry: bool) -> None:
+        """Wait in `loop` for it to exit; escalate to SIGTERM (if it handles that safely), then SIGKILL.
 
         With `hurry`, escalate soon, because it may be stuck.
         """
         graces = _GRACE_AFTER_FAILURE_S if hurry else _GRACE_S
         for seconds, signum in zip(graces, (signal.SIGTERM, signal.SIGKILL), strict=True):
-            if self._wait(seconds):
+            if self._wait(loop, seconds):
                 return
             if signum == signal.SIGKILL or self._bears_sigterm:
                 self.signal(signum)
-        self._wait(graces[-1])
+        self._wait(loop, graces[-1])
 
     @property
     def failed(self) -> bool:
@@ -189,15 +190,26 @@ class LaunchProcess:
         may_remain = self.was_killed and self.has_silent and not self.command.attached_to
         return cancel(self.command.cancel, self.launch_id) if may_remain else ""
 
-    def _wait(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while not self.reap():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self.read()
-            time.sleep(min(left, _POLL_S))
-        return True
+    def _wait(self, loop: EventLoop, seconds: float) -> bool:
+        if self.reap():
+            return True
+
+        def read() -> None:
+            if self.read() is None:
+                part.remove_reader(self._pipe)
+
+        part = loop.part()
+        part.add_reader(self._pipe, OUTPUT, read)
+        process = -1
+        with contextlib.suppress(ProcessLookupError):  # someone else has reaped it
+            process = os.pidfd_open(self.pid)
+            part.add_reader(process, OUTPUT, lambda: None)  # its end ends the wait
+        try:
+            return loop.run_until(self.reap, seconds)
+        finally:
+            part.close()
+            if process >= 0:
+                os.close(process)
 
 
 def _open_log(directory: Path | None) -> int | None:

@@ -96,11 +96,11 @@ class LocalJob:
         from jaxrun.node.agent.host_check import check_host
 
         hosts, failed = plan.host_of, dict[int, str]()
-        env, attempt, signals = plan.base_env(self._shared.environ), plan.attempt, self._shared.outside.signals
+        env, attempt = plan.base_env(self._shared.environ), plan.attempt
         until = math.inf if plan.job.timeout is None else self._shared.started + plan.job.timeout
 
         def is_stopped() -> bool:
-            return signals.stop_requested or time.time() >= until
+            return self._shared.serve_and_check() or time.time() >= until
 
         for rank in (worker.rank for worker in plan.workers if worker.local_rank == 0):
             host = hosts[rank]
@@ -112,7 +112,7 @@ class LocalJob:
 
     def _wait_for_gpus(self, plan: Plan) -> None:
         """Before the first of several attempts, note how much of the GPUs is used; before the others, wait for it."""
-        output, signals = self._shared.output, self._shared.outside.signals
+        output = self._shared.output
         if not plan.job.max_restarts or not plan.device_names:
             return
         if self._gpu_memory is None:
@@ -121,7 +121,7 @@ class LocalJob:
             self._gpu_memory = GpuMemory({**self._shared.environ, **plan.job.env})
             return
         self._gpu_memory.wait_until_free(
-            lambda text: output.print_line(f"jaxrun: {text}"), lambda: signals.stop_requested
+            lambda text: output.print_line(f"jaxrun: {text}"), self._shared.serve_and_check
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,9 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.files.procfs import descendants
 from jaxrun.job_events.events import AttemptStarted, StallNotice
-from jaxrun.node.agent.signals import STOPPING, SignalPipe
+from jaxrun.node.agent.agent import OUTPUT
+from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.forkserver.client import start_process
 from jaxrun.protocol.names import EVENT
 from jaxrun.records.event_log.event_log import LoggedEvent
@@ -31,7 +32,6 @@ from jaxrun.text import format_status
 
 NOTIFY_TIMEOUT_S = 10.0
 _LAST_BYTES = 1000  # of what the command has printed
-_POLL_S = 0.1  # while the end of the job waits
 # The outer shell reports the status of the command by a descriptor of its own: whoever reaps children here does not.
 _SCRIPT = '/bin/sh -c "$1" 3>&-; echo $? >&3'
 
@@ -54,14 +54,22 @@ class _Running(Struct):
 class Notifier:
     """The notifications of one job. Times are seconds since the epoch.
 
+    loop:     notices how commands end
     command:  a command line of the shell; empty for none
     about:    what each event says of the job, besides what it is
     tell:     prints a line
     """
 
     def __init__(
-        self, command: str, about: Mapping[str, Any], environ: Mapping[str, str], tell: Callable[[str], None]
+        self,
+        loop: EventLoop,
+        command: str,
+        about: Mapping[str, Any],
+        environ: Mapping[str, str],
+        tell: Callable[[str], None],
     ) -> None:
+        self._loop = loop
+        loop.add_timer(self.deadline, self.poll)
         self._command = command
         self._about = about
         self._environ = environ
@@ -70,10 +78,12 @@ class Notifier:
         self._hosts = 0  # of the attempt before
 
     @classmethod
-    def of_job(cls, plan: Plan, run_dir: str, environ: Mapping[str, str], tell: Callable[[str], None]) -> Notifier:
+    def of_job(
+        cls, loop: EventLoop, plan: Plan, run_dir: str, environ: Mapping[str, str], tell: Callable[[str], None]
+    ) -> Notifier:
         job = plan.job
         about = {"job_id": plan.job_id, "name": job.name, "tag": job.tag, "run_dir": run_dir, "size": len(plan.workers)}
-        return cls(job.notify, about, environ, tell)
+        return cls(loop, job.notify, about, environ, tell)
 
     @property
     def pids(self) -> set[int]:
@@ -128,11 +138,12 @@ class Notifier:
         finally:
             os.close(told)
             os.close(write)
-        self._running.append(_Running(event, pid, read, output, time.time() + NOTIFY_TIMEOUT_S))
+        self._running.append(_Running(event, pid, read, output, self._loop.clock() + NOTIFY_TIMEOUT_S))
+        self._loop.add_reader(read, OUTPUT, self.poll)
 
-    def poll(self, tell: Callable[[str], None] | None = None) -> None:
+    def poll(self) -> None:
         """Say which commands have failed since, and end those whose time is over."""
-        now = time.time()
+        now = self._loop.clock()
         for one in [*self._running]:
             status = _read_status(one.status)
             if status is None and now < one.until:
@@ -142,18 +153,15 @@ class Notifier:
                     os.killpg(one.pid, signal.SIGKILL)
             self._running.remove(one)
             if status != 0:
-                (tell or self._tell)(_describe_failure(one, status))
+                self._tell(_describe_failure(one, status))
+            self._loop.remove_reader(one.status)
             os.close(one.status)
             os.close(one.output)
 
     def wait(self, signals: SignalPipe, tell: Callable[[str], None]) -> None:
-        """Wait until no command runs any more, or a signal asks this process to end; `tell` prints a line."""
-        while self._running:
-            ready = [one.status for one in self._running]
-            select.select([*ready, signals.fileno()], [], [], _POLL_S)
-            self.poll(tell)
-            if any(signum in STOPPING for signum in signals.receive()):
-                return
+        """Wait until no command runs any more, or a signal asks this process to end; `tell` prints from now on."""
+        self._tell = tell
+        self._loop.run_until(lambda: not self._running, signals=signals)
 
 
 def _describe_failure(one: _Running, status: int | None) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -64,9 +63,9 @@ from jaxrun.job_events.events import (
     SpareReported,
     check_event,
 )
-from jaxrun.node.agent.agent import LISTENER, OUTPUT
+from jaxrun.node.agent.agent import OUTPUT
 from jaxrun.node.channel.connection import AGENT_TO_HEAD
-from jaxrun.node.channel.listener import Listener, Peer
+from jaxrun.node.channel.listener import Peer
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentConnected,
@@ -117,7 +116,6 @@ class JobAgents(Struct, frozen=True):
     staged:     copies for those that come to take them
     """
 
-    listener: Listener
     transport: Transport
     watches: HostWatches
     roster: Roster
@@ -162,6 +160,7 @@ class RemoteAgents:
         """
         clock = shared.clock
         self._head = head
+        self._loop = shared.loop
         self._plan = plan
         self._agents = agents
         self._roster, self._transport = agents.roster, agents.transport
@@ -196,14 +195,13 @@ class RemoteAgents:
         loop, dropped = self._head.loop, self._dropped_peers
         loop.add_timer(lambda: self._watches.next_check, self._drop_silent)
         loop.add_reader(self._launch.fileno(), OUTPUT, self._on_launch_output)
-        expected = len(self._roster.seats)
-        self._agents.listener.attach(loop, LISTENER, self._on_peer, dropped.add, expected=expected)
         loop.add_timer(dropped.deadline, self._log_dropped_peers)
         loop.add_poller(self._remote_output.acknowledge)
         loop.add_timer(lambda: self._losses.deadline, self._explain_losses)
         loop.add_timer(lambda: self._confirm_at, self._confirm_claimed)
         loop.add_timer(lambda: self._record.due, lambda: self._record.send_all(self._head.hosts))
-        self._transport.attach(loop, LinkHandler(self._on_messages, self._on_link_lost, self._on_nonsense))
+        handler = LinkHandler(self._on_peer, dropped.add, self._on_messages, self._on_link_lost, self._on_nonsense)
+        self._transport.serve(handler)
 
     # ---- the end of the attempt, and of the job
 
@@ -218,7 +216,7 @@ class RemoteAgents:
             if connection.lost_reason:  # noticed while something was sent; the head is over
                 self._transport.drop(link)
                 self._roster.go(link, connection.lost_reason, is_silent=connection.is_silent)
-        self._transport.detach()
+        self._transport.hold()
         self._head.loop.close()
         return outcome
 
@@ -262,7 +260,7 @@ class RemoteAgents:
             transport.flush(_SHUTDOWN_SEND_S)
             if AgentId(0) not in of_blamed:  # whose status is this process's own
                 transport.wait_for_end(_AGENT_EXIT_S, roster.links_of(of_blamed))
-                time.sleep(_BLAMED_EXIT_S)
+                self._loop.run_until(lambda: False, _BLAMED_EXIT_S)
         else:
             transport.send_all(Shutdown(status, job_goes_on, headline))
             transport.flush(_SHUTDOWN_SEND_S)
@@ -321,10 +319,11 @@ class RemoteAgents:
         self._transport.watch(link)
 
     def admit(self, agents: Iterable[ConnectedAgent]) -> None:
-        """Let agents in that have come before this attempt."""
+        """Let agents in that have come before this attempt, and handle what all others have sent since the last."""
         for one in agents:
             self.execute(self._roster.arrive(one.link, one.agent))
             self._transport.deliver(one.link, one.messages)
+        self._transport.handle_waiting()
 
     def execute(self, actions: Iterable[Action]) -> None:
         """Execute what the roster wants."""

@@ -28,6 +28,9 @@ from jaxrun.controller.supervisor.remote_agents import JobAgents, LaunchedAgents
 from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.controller.supervisor.transport import ConnectedAgent, Transport
 from jaxrun.errors import JaxrunError
+from jaxrun.node.agent.agent import LISTENER
+from jaxrun.node.channel.acceptor import Acceptor
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress, describe_addresses
 from jaxrun.node.channel.listener import Listener, listen_on_tcp
 from jaxrun.node.channel.rendezvous import RendezvousFile
@@ -36,6 +39,7 @@ from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import format_addresses
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import JobInfo
+from jaxrun.protocol.auth import ServerHandshake
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.records.rundir.rundir import attempt_directory
@@ -71,12 +75,14 @@ class HeadPort(HidesFields, frozen=True):
     description:  its addresses, as text for people
     token:        the token for the agents that are started first
     closed_port:  a port at which nothing listens, for probes
+    acceptor:     lets agents in that know the token
     transport:    the connections of agents that have come
     """
 
     hidden = frozenset({"token"})
 
     listener: Listener
+    acceptor: Acceptor[ServerHandshake]
     description: str
     token: str
     rendezvous: RendezvousFile | None
@@ -84,18 +90,35 @@ class HeadPort(HidesFields, frozen=True):
     transport: Transport
 
     @classmethod
-    def open(cls, interface: str, offered: Sequence[HostAddress], endpoint: Endpoint | None) -> HeadPort:
-        """Listen; agents are offered these addresses. Raises UnavailableError if that is impossible.
+    def open(
+        cls,
+        loop: EventLoop,
+        interface: str,
+        offered: Sequence[HostAddress],
+        endpoint: Endpoint | None = None,
+        *,
+        expected: int = 0,
+    ) -> HeadPort:
+        """Listen in the loop of the job; agents are offered these addresses. Raises UnavailableError if that fails.
 
         interface:  the --interface, the only one on which to listen; empty for all
+        expected:   how many agents may come at the same time
         """
         endpoint = endpoint or Endpoint(auth.new_token())
         listener = listen_on_tcp(offered, endpoint.token, everywhere=not interface, port=endpoint.port)
-        description = describe_addresses(listener.addresses, offered)
-        return cls(listener, description, endpoint.token, endpoint.rendezvous, reserve_port(), Transport())
+        description, transport = describe_addresses(listener.addresses, offered), Transport(loop)
+        acceptor = listener.accept(loop, LISTENER, transport.on_peer, transport.on_dropped, expected=expected)
+        of_endpoint = (endpoint.token, endpoint.rendezvous)
+        return cls(listener, acceptor, description, *of_endpoint, reserve_port(), transport)
+
+    def renew(self, token: str) -> None:
+        """Let in agents that know this token, and no longer those that know the one before."""
+        self.listener.renew(token)
+        self.acceptor.drop_all("came for an earlier attempt")
 
     def close(self) -> None:
         self.transport.close()
+        self.acceptor.close()
         self.listener.close()
         self.closed_port.close()
 
@@ -123,9 +146,7 @@ class RemoteJob:
         info = self._make_job_info(plan, staged)
         limit = SilenceLimit.of_head(info.host_timeout, len(plan.placement.agents))
         self._watches = HostWatches(port.transport, limit, shared.clock)
-        self._job_agents = JobAgents(
-            port.listener, port.transport, self._watches, self._roster, info, self._commands, staged
-        )
+        self._job_agents = JobAgents(port.transport, self._watches, self._roster, info, self._commands, staged)
         self._quarantine = QuarantineFile(plan.job.quarantine)
         self._agents: RemoteAgents | None = None  # of the latest attempt, unless their launch command must end
         self._agents_stay = False  # for the next attempt
@@ -202,12 +223,12 @@ class RemoteJob:
             launch = agents.launched.launch
             blamed = culprits if starts_all_processes(launch.command.engine) else ()
             agents.shut_down(exit_code if self._by_hand else 0, headline=headline, blamed=blamed)
-            launch.stop(hurry=exit_code != 0 or launch.has_silent)
+            launch.stop(self._shared.loop, hurry=exit_code != 0 or launch.has_silent)
             agents.close()
             self._retire_spares(agents)
             launches = [*self._retired, launch]
         for retired in self._retired:
-            retired.stop(hurry=True)
+            retired.stop(self._shared.loop, hurry=True)
         for launch in launches:
             print_notice(launch.close())
         self._watches.close()
@@ -270,7 +291,7 @@ class RemoteJob:
         self._agents = None
         self._retire_spares(agents)
         commands.token = auth.new_token()  # a late agent of an earlier attempt cannot get in
-        self._port.listener.renew(commands.token)
+        self._port.renew(commands.token)
 
     def _retire_spares(self, agents: RemoteAgents) -> None:
         for launch in (*agents.launched.spares.values(), *agents.launched.restarted):

@@ -73,11 +73,14 @@ def _run_local(plan: Plan, environ: Mapping[str, str], started: float, prestarte
     if fork_server is not None:
         prestart.preload(fork_server, plan.job.preload, plan.argv, torch_env=plan.job.torch_env)
 
+    from jaxrun.clock import Clock
     from jaxrun.controller.supervisor.attempts import supervise, supervision
     from jaxrun.controller.supervisor.job_history import JobHistory
     from jaxrun.controller.supervisor.local_job import LocalJob
+    from jaxrun.node.channel.event_loop import EventLoop
 
-    with supervision(plan, environ, directory, guard, JobHistory(started, started), held) as shared:
+    loop = EventLoop(Clock())
+    with supervision(plan, environ, directory, guard, JobHistory(started, started), loop, held) as shared:
         return supervise(plan, shared, LocalJob(shared, fork_server))
 
 
@@ -91,14 +94,17 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
         from jaxrun.controller.supervisor.launcher_staging import stage_directories
 
         staged = stage_directories(plan.job)
+    from jaxrun.clock import Clock
     from jaxrun.controller.supervisor.attempts import supervise, supervision
     from jaxrun.controller.supervisor.earlier_head import EndedEarlyError, begin_or_continue
     from jaxrun.controller.supervisor.remote_job import HeadPort, RemoteJob
+    from jaxrun.node.channel.event_loop import EventLoop
 
     listener = listen_for_metrics(plan.job)
-    port = HeadPort.open(plan.job.interface, addresses, endpoint)
+    loop = EventLoop(Clock())
+    port = HeadPort.open(loop, plan.job.interface, addresses, endpoint, expected=plan.agent_count)
     try:
-        begun = begin_or_continue(plan, port, started)
+        begun = begin_or_continue(plan, port, loop, started)
     except EndedEarlyError as end:
         port.close()
         return end.status
@@ -109,7 +115,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
     if endpoint is not None:
         endpoint.on_listening()
-    with supervision(plan, environ, directory, guard, history, held) as shared:
+    with supervision(plan, environ, directory, guard, history, loop, held) as shared:
         return supervise(plan, shared, RemoteJob(shared, plan, port, staged, begun.agents))
 
 

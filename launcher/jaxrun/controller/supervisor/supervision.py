@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
@@ -11,8 +12,10 @@ from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.controller.supervisor.job_terminal import Terminal
 from jaxrun.controller.supervisor.notifier import Notifier
 from jaxrun.controller.supervisor.train_job_status import TrainJobStatus
+from jaxrun.job_events.events import Event
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.signals import SignalPipe
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.records.output.output import Output
 from jaxrun.records.rundir.rundir import RunDir
@@ -24,6 +27,7 @@ class Outside(Struct, frozen=True):
     server:     tools that ask and follow the job at its socket
     notifier:   the commands of --notify
     train_job:  a TrainJob of Kubernetes
+    events:     have come from there, and wait for the head of this attempt or of the next one
     """
 
     signals: SignalPipe
@@ -31,12 +35,13 @@ class Outside(Struct, frozen=True):
     server: JobServer
     notifier: Notifier
     train_job: TrainJobStatus
+    events: deque[Event]
 
 
 class Supervision(HidesFields, frozen=True):
     """What all attempts of a job share.
 
-    clock:    returns seconds since the epoch
+    loop:     serves the job from before its first attempt to its end
     history:  the attempts that other launchers have made; when the job began
     """
 
@@ -45,7 +50,7 @@ class Supervision(HidesFields, frozen=True):
     environ: Mapping[str, str]
     directory: RunDir
     output: Output
-    clock: Callable[[], float]
+    loop: EventLoop
     guard: Guard
     outside: Outside
     history: JobHistory
@@ -54,3 +59,13 @@ class Supervision(HidesFields, frozen=True):
     def started(self) -> float:
         """When the job began, in seconds since the epoch."""
         return self.history.started
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Returns seconds since the epoch."""
+        return self.loop.clock
+
+    def serve_and_check(self) -> bool:
+        """Serve the job within a wait for something else; returns whether a signal asks the launcher to stop."""
+        self.loop.run_once(0)
+        return self.outside.signals.stop_requested

@@ -257,6 +257,7 @@ class GangJob:
                     workers[rank] = GangWorker(**about)
             if len(workers) != size and self.launcher.has_ended:
                 raise self._start_error()
+        self.connections.stop_accepting()
         self._listener.listener.close()
         self.connections.read_launcher_output()  # the job's first line
         return tuple(workers[rank] for rank in sorted(workers))

@@ -21,12 +21,13 @@ from msgspec import Struct
 from jaxrun.errors import ProtocolError
 from jaxrun.files.own_files import remove_directory
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
+from jaxrun.node.channel.acceptor import Acceptor
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
 from jaxrun.node.channel.listener import Listener, Peer, listen_on_tcp, listen_on_unix_socket
 from jaxrun.node.forkserver.launcher_pool import leave_if_process_ends
 from jaxrun.protocol.addresses import format_addresses
-from jaxrun.protocol.auth import new_token
+from jaxrun.protocol.auth import ServerHandshake, new_token
 from jaxrun.protocol.gang_connection import GangMessageReader, GangMessageWriter
 from jaxrun.protocol.gang_messages import GangMessage
 from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKEN
@@ -93,6 +94,7 @@ class RankConnections:
         self._connections: dict[int, _RankConnection] = {}
         self._received: list[Received] = []
         self._has_tags = self._closed = False
+        self._acceptor: Acceptor[ServerHandshake] | None = None
         self._launcher = launcher
         self._launcher_output = ""
         self._loop.add_reader(launcher.output_fd, 0, self._read_launcher)
@@ -103,8 +105,14 @@ class RankConnections:
         return tuple(sorted(self._connections))
 
     def accept(self, listener: Listener, *, expected: int) -> None:
-        """Add ranks that connect to `listener` while `poll` is called; `expected` is how many may come."""
-        listener.attach(self._loop, 0, self.add, expected=expected)
+        """Add ranks that connect to `listener` while `poll` is called, until `stop_accepting`; `expected` may come."""
+        self._acceptor = listener.accept(self._loop, 0, self.add, expected=expected)
+
+    def stop_accepting(self) -> None:
+        """Let no more ranks come. May be called again."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
 
     def add(self, peer: Peer) -> None:
         """Add a rank; a second one with the same number is not one of ours."""
@@ -153,6 +161,7 @@ class RankConnections:
 
     def close(self) -> None:
         self._closed = True
+        self.stop_accepting()
         for connection in tuple(self._connections.values()):
             self._drop(connection)
         self._loop.close()

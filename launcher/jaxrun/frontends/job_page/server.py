@@ -177,7 +177,7 @@ def serve_page(run_dir: Path, job: RunningJob | None, port: int, on_open: Callab
         raise UnavailableError(f"--web {port} cannot listen there: {error.strerror}; name another port") from None
     port = listening.getsockname()[1]
     loop = EventLoop()
-    HttpServer(listening, _PageServer(page, token, port).answer).attach(loop)
+    HttpServer(loop, listening, _PageServer(page, token, port).answer)
     on_open(f"http://{ADDRESS}:{port}/{token}/")
     while True:
         loop.run_once()

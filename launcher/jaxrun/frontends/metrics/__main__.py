@@ -87,11 +87,9 @@ def main(run_dir: str, launcher: str, listener: str) -> None:
     if job is None:
         return
     loop = EventLoop()
-    server = HttpServer(socket.socket(fileno=int(listener)), MetricsPage(_JobCollector(job)).answer)
-    server.attach(loop)
+    server = HttpServer(loop, socket.socket(fileno=int(listener)), MetricsPage(_JobCollector(job)).answer)
     loop.add_reader(job.fileno(), 0, lambda: None)  # its end is noticed at once
-    while job.is_running:
-        loop.run_once()
+    loop.run_until(lambda: not job.is_running)
     server.close()
 
 

@@ -26,7 +26,7 @@ from jaxrun.node.agent.prompt_watch import PromptWatch
 from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
-from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.event_loop import LoopPart
 from jaxrun.protocol.agent_messages import (
     AgentMessage,
     AtPrompt,
@@ -61,7 +61,7 @@ class Agent:
 
     def __init__(
         self,
-        loop: EventLoop,
+        loop: LoopPart,
         workers: WorkerGroup,
         output: OutputSink,
         report: Callable[[AgentMessage], None],

@@ -21,7 +21,7 @@ from jaxrun.files import procfs
 from jaxrun.files.shared_memory import remove_all_of_job, remove_unless_held
 from jaxrun.node.agent.mpi_memory import remove_files
 from jaxrun.node.agent.process_tree import TRACKER_GRACE_S, Descendants, is_tracker, kill
-from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.event_loop import LoopPart
 from jaxrun.node.forkserver.client import reap
 from jaxrun.protocol.names import JOB_ID, RANK
 
@@ -90,7 +90,7 @@ class Guard:
         self._added.append(line)
         self._write(line)
 
-    def attach(self, loop: EventLoop, order: int, notify: Callable[[str], None]) -> None:
+    def attach(self, loop: LoopPart, order: int, notify: Callable[[str], None]) -> None:
         """Watch the guard: if it ends, start another one and call `notify`."""
 
         def replace() -> None:

@@ -170,10 +170,10 @@ class PeerServer:
 
     def _serve(self, expected: int) -> None:
         loop, is_over = EventLoop(), threading.Event()
-        self._listener.attach(loop, 0, lambda peer: peer.connection.close(), expected=expected)
+        acceptor = self._listener.accept(loop, 0, lambda peer: peer.connection.close(), expected=expected)
         loop.add_reader(self._stopped.fileno(), 1, is_over.set)
-        while not is_over.is_set():
-            loop.run_once()
+        loop.run_until(is_over.is_set)
+        acceptor.close()
         loop.close()
 
 

@@ -80,10 +80,10 @@ class HostStaging:
                 takers.append(BlockingConnection(peer.connection, peer.tags, f"agent {peer.number}", check))
 
             loop = stack.enter_context(contextlib.closing(EventLoop()))
-            listener.attach(loop, 0, add, expected=order.takers)
-            while len(takers) < order.takers:
+            acceptor = listener.accept(loop, 0, add, expected=order.takers)
+            stack.callback(acceptor.close)
+            while not loop.run_until(lambda: len(takers) >= order.takers, _POLL_S):
                 check()
-                loop.run_once(_POLL_S)
             target = "host that gives copies"
             found = connect(
                 lambda: where,

@@ -26,6 +26,7 @@ from jaxrun.analysis.diagnosis.nccl_ras import (
     request_text,
 )
 from jaxrun.files import procfs
+from jaxrun.node.channel.send_buffer import SendBuffer
 from jaxrun.protocol.nccl_report import NcclReport
 
 RAS_ADDR, _RAS_ENABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
@@ -159,10 +160,11 @@ class _Question:
     """One connection to the service: the question is sent at once, and the answer ends with the connection."""
 
     def __init__(self, address: tuple[str, int], request: bytes) -> None:
-        self._unsent = request
         self._received = bytearray()
         self._socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         self._socket.setblocking(False)
+        self._unsent = SendBuffer(self._socket.send)
+        self._unsent.add(request)
         self._failed = self._socket.connect_ex(address) not in (0, *_CONNECTING)
 
     def poll(self) -> str | None:
@@ -176,9 +178,9 @@ class _Question:
 
     def _exchange(self) -> bool:
         """Send and receive as much as possible now; returns whether the other side has closed the connection."""
+        if not self._unsent.flush():
+            return False
         with contextlib.suppress(BlockingIOError):
-            while self._unsent:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
             while data := self._socket.recv(_RECEIVE_BYTES):
                 self._received += data
                 if len(self._received) > _MAX_ANSWER_BYTES:

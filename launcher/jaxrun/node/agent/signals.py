@@ -74,6 +74,10 @@ class SignalPipe:
     def fileno(self) -> int:
         return self._reading.fileno()
 
+    def asks_to_stop(self, signum: int) -> bool:
+        """Whether this signal asks the process to end."""
+        return signum in STOPPING
+
     @property
     def stop_requested(self) -> bool:
         """Whether a stop signal has arrived, which `receive` will return."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from jaxrun.errors import ProtocolError
-from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.event_loop import LoopPart
 
 MAX_UNPROVEN = 64  # peers with an unfinished handshake
 _ACCEPTED_AT_ONCE = 32  # before peers that have answered are served
@@ -42,45 +42,39 @@ HandshakeT = TypeVar("HandshakeT", bound=Handshake)
 
 
 class Acceptor(Generic[HandshakeT]):
-    """Listening sockets, and the peers with an unfinished handshake."""
+    """Accepts peers at listening sockets, and keeps those with an unfinished handshake."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], start_handshake: Callable[[socket.socket], HandshakeT]
-    ) -> None:
-        for listening in sockets:
-            listening.setblocking(False)
-        self._sockets = sockets
-        self._start_handshake = start_handshake
-        # With deadlines, the oldest first.
-        self._pending: OrderedDict[int, tuple[HandshakeT, float]] = OrderedDict()
-        self._loop: EventLoop | None = None
-        self._paused_until: float | None = None  # accepts nobody until then, because descriptors are short
-
-    def attach(
         self,
-        loop: EventLoop,
+        loop: LoopPart,
         order: int,
+        sockets: Sequence[socket.socket],
+        start_handshake: Callable[[socket.socket], HandshakeT],
         on_done: Callable[[HandshakeT], None],
-        on_dropped: Callable[[str], None],
+        on_dropped: Callable[[str], None] = lambda text: None,
         *,
-        max_pending: int,
+        max_pending: int = MAX_UNPROVEN,
         timeout_s: float,
     ) -> None:
-        """Let `loop` accept peers and continue their handshakes.
+        """Let `loop` accept peers at these sockets, and continue their handshakes.
 
         on_done:      is called with each handshake that is complete
         on_dropped:   is called with a log text about any other
         max_pending:  unfinished handshakes; one more drops the oldest
         timeout_s:    from the connection until its handshake must be complete
         """
-        self._paused_until = None
-        self._loop, self._order, self._on_done, self._on_dropped = loop, order, on_done, on_dropped
+        self._loop, self._order, self._sockets = loop, order, sockets
+        self._start_handshake = start_handshake
+        self._on_done, self._on_dropped = on_done, on_dropped
         self._max_pending, self._timeout_s = max_pending, timeout_s
+        # With deadlines, the oldest first.
+        self._pending: OrderedDict[int, tuple[HandshakeT, float]] = OrderedDict()
+        self._paused_until: float | None = None  # accepts nobody until then, because descriptors are short
+        for listening in sockets:
+            listening.setblocking(False)
         loop.add_poller(self.drop_expired)
         loop.add_poller(self._end_pause)
         self._start_accepting()
-        for fd in self._pending:  # left from an earlier loop
-            loop.add_reader(fd, order, partial(self._advance, fd))
 
     def drop_all(self, why: str) -> None:
         """Drop all peers with an unfinished handshake."""
@@ -98,16 +92,14 @@ class Acceptor(Generic[HandshakeT]):
         return None
 
     def close(self) -> None:
+        """Accept no more peers, and drop those with an unfinished handshake; the sockets stay open."""
         for fd in list(self._pending):
             self._remove(fd).connection.close()
         for listening in self._sockets:
-            if self._loop is not None:
-                self._loop.remove_reader(listening.fileno())
-            listening.close()
+            self._loop.remove_reader(listening.fileno())
         self._paused_until = None
 
     def _start_accepting(self) -> None:
-        assert self._loop is not None
         for listening in self._sockets:
             self._loop.add_reader(listening.fileno(), self._order, partial(self._accept, listening))
 
@@ -126,7 +118,6 @@ class Acceptor(Generic[HandshakeT]):
                 self._pause()
 
     def _add(self, connection: socket.socket) -> None:
-        assert self._loop is not None
         if connection.family != socket.AF_UNIX:
             with contextlib.suppress(OSError):  # reading notices a peer that has gone
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -138,7 +129,6 @@ class Acceptor(Generic[HandshakeT]):
 
     def _pause(self) -> None:
         """Accept nobody for a moment, and drop one peer: descriptors are short."""
-        assert self._loop is not None
         self._paused_until = time.monotonic() + _OUT_OF_DESCRIPTORS_PAUSE_S
         for listening in self._sockets:
             self._loop.remove_reader(listening.fileno())
@@ -184,7 +174,6 @@ class Acceptor(Generic[HandshakeT]):
         connection.close()
 
     def _remove(self, fd: int) -> HandshakeT:
-        assert self._loop is not None
         self._loop.remove_reader(fd)
         return self._pending.pop(fd)[0]
 

@@ -9,14 +9,14 @@ import struct
 import sys
 import termios
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from jaxrun.node.channel.framed_connection import FramedConnection, M
 from jaxrun.protocol import agent_messages
 from jaxrun.protocol.agent_messages import BEAT
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.message_tags import ConnectionTags, digest
 
-_RECEIVE_BYTES = 2**18
 _RETRY_S = 0.01
 _KEEPALIVE_IDLE_S = 3  # an agent sends nothing that early to a head that may be cut off (silence.py)
 _KEEPALIVE_INTERVAL_S = 1
@@ -25,37 +25,26 @@ _HEARD = struct.Struct("52xII")  # tcp_info.tcpi_last_data_recv and tcpi_last_ac
 _WINDOW = slice(228, 232)  # bytes of room at the other host: tcp_info.tcpi_snd_wnd, since Linux 5.4
 _LEAST_WINDOW = 2**14
 
-M = TypeVar("M")
-
-
 AGENT_TO_HEAD = message_types(agent_messages.AgentToHead)
 HEAD_TO_AGENT = message_types(agent_messages.HeadToAgent)
 _BEAT = encode(BEAT)
 
 
-class Connection(Generic[M]):
-    """Sends any message; receives messages of the types `received`. `tags` come from its handshake."""
+class Connection(FramedConnection[M]):
+    """Sends any message; receives messages of the types `received`. `tags` come from its handshake.
+
+    peer:       the address of the other end, unless that has gone already
+    is_silent:  whether it is lost because of a long silence
+    """
 
     def __init__(self, connection: socket.socket, received: Mapping[str, type[M]], tags: ConnectionTags | None) -> None:
-        connection.setblocking(False)
+        super().__init__(connection, MessageDecoder(received, tags=tags.received if tags is not None else None))
         enable_keepalive(connection)
-        self._socket = connection
         self._tags = tags.sent if tags is not None else None
-        self._codec: MessageDecoder[M] = MessageDecoder(received, tags=tags.received if tags is not None else None)
-        self._unsent = bytearray()
-        self._sent_bytes = 0
-        self.peer: tuple[Any, ...] = ("", 0)  # the address of the other end, unless that has gone already
+        self.peer: tuple[Any, ...] = ("", 0)
         with contextlib.suppress(OSError):
             self.peer = connection.getpeername()
-        self.lost_reason = ""  # why nothing more can be sent or received
-        self.is_silent = False  # whether the reason is a long silence
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    @property
-    def unsent_bytes(self) -> int:
-        return len(self._unsent)
+        self.is_silent = False
 
     def send(self, message: object) -> None:
         """Send a message; keep what cannot be sent now for `flush`. Does nothing once the peer is lost."""
@@ -63,23 +52,10 @@ class Connection(Generic[M]):
 
     def send_frame(self, frame: bytes) -> None:
         if not self.lost_reason:
-            self._unsent += frame
+            self._unsent.add(frame)
             if self._tags is not None:
-                self._unsent += self._tags.next(digest(frame))
+                self._unsent.add(self._tags.next(digest(frame)))
             self.flush()
-
-    def flush(self) -> None:
-        while self._unsent and not self.lost_reason:
-            try:
-                count = self._socket.send(self._unsent)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._mark_lost(error)
-                self._unsent.clear()
-                return
-            self._sent_bytes += count
-            del self._unsent[:count]
 
     def flush_due(self) -> float | None:
         """Send waiting bytes; return the seconds until the next call, None if nothing waits any more."""
@@ -88,33 +64,22 @@ class Connection(Generic[M]):
 
     def receive(self) -> list[M]:
         """Return new messages; afterwards `lost_reason` says whether they were the last. Raises ProtocolError."""
-        arrived: list[M] = []
-        while True:  # even if nothing can be sent any more: messages that came before that still count
-            try:
-                data = self._socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                self._mark_lost(error)
-                break
-            if not data:
+        try:
+            return [message for message in super().receive() if message != BEAT]
+        finally:
+            if self.has_ended:
                 self.lost_reason = self.lost_reason or "the connection to its agent was closed"
-                break
-            arrived += [message for message in self._codec.feed(data) if message != BEAT]
-            if len(data) < _RECEIVE_BYTES:
-                break
-        return arrived
 
     @property
     def queued_bytes(self) -> int:
         """Return how many bytes were queued for sending so far."""
-        return self._sent_bytes + len(self._unsent)
+        return self._unsent.sent_bytes + len(self._unsent)
 
     def acknowledged_bytes(self) -> int:
         """Return how many of those the other host's kernel has confirmed; all of them once the connection is closed."""
         with contextlib.suppress(OSError):
             waiting = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
-            return self._sent_bytes - int.from_bytes(waiting, sys.byteorder)
+            return self._unsent.sent_bytes - int.from_bytes(waiting, sys.byteorder)
         return self.queued_bytes
 
     def silence_s(self, *, only_data: bool = False) -> float:
@@ -150,10 +115,6 @@ class Connection(Generic[M]):
         """Send no more; what the other end sends is still received."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.close()
 
     def _mark_lost(self, error: OSError) -> None:
         self.lost_reason = self.lost_reason or f"the connection to its agent broke ({error.strerror})"

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from jaxrun.errors import UnavailableError
 from jaxrun.node.channel.acceptor import MAX_UNPROVEN, Acceptor
-from jaxrun.node.channel.event_loop import EventLoop
+from jaxrun.node.channel.event_loop import LoopPart
 from jaxrun.node.channel.host_addresses import HostAddress
 from jaxrun.protocol.addresses import Address, AnyAddress, UnixAddress
 from jaxrun.protocol.auth import Purpose, ServerHandshake
@@ -42,18 +42,17 @@ class Listener:
         self.sockets = sockets
         self.addresses = tuple(addresses)
         self._token = token
-        self._acceptor = Acceptor(sockets, lambda connection: ServerHandshake(connection, self._token))
 
-    def attach(
+    def accept(
         self,
-        loop: EventLoop,
+        loop: LoopPart,
         order: int,
         on_peer: Callable[[Peer], None],
         on_dropped: Callable[[str], None] = lambda text: None,
         *,
         expected: int = 0,
-    ) -> None:
-        """Let `loop` accept and authenticate peers.
+    ) -> Acceptor[ServerHandshake]:
+        """Let `loop` accept and authenticate peers, until the acceptor is closed.
 
         `on_peer` is called with each peer that is let in, `on_dropped` with a log text about any other. `expected` is
         how many peers may come at the same time.
@@ -62,20 +61,20 @@ class Listener:
         def admit(done: ServerHandshake) -> None:
             on_peer(Peer(done.number, done.connection, done.tags, done.purpose))
 
+        def start(connection: socket.socket) -> ServerHandshake:
+            return ServerHandshake(connection, self._token)
+
         most = MAX_UNPROVEN + expected
-        self._acceptor.attach(loop, order, admit, on_dropped, max_pending=most, timeout_s=_HANDSHAKE_TIMEOUT_S)
+        timeout = _HANDSHAKE_TIMEOUT_S
+        return Acceptor(loop, order, self.sockets, start, admit, on_dropped, max_pending=most, timeout_s=timeout)
 
     def renew(self, token: str) -> None:
         """Let in peers who know this token, and no longer those who know the previous one."""
         self._token = token
-        self._acceptor.drop_all("came for an earlier attempt")
-
-    def drop_expired(self) -> float | None:
-        """Drop the peers that have taken too long; return the seconds until the next one has, None if there is none."""
-        return self._acceptor.drop_expired()
 
     def close(self) -> None:
-        self._acceptor.close()
+        for listening in self.sockets:
+            listening.close()
 
 
 def listen_on_unix_socket(path: str, token: str) -> Listener:

@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Sequence
 
+from jaxrun.node.channel.send_buffer import SendBuffer
+
 _READ_BYTES = 65536
 
 
@@ -31,7 +33,7 @@ class SshSession:
         for end in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(end, False)
         self._open = {self.stdout, self.stderr}
-        self._unsent = b""
+        self._unsent = SendBuffer(lambda data: os.write(self.stdin, data))
         self._ends = False  # no more input comes
 
     @property
@@ -45,7 +47,7 @@ class SshSession:
     def send(self, data: bytes) -> None:
         """Add to the input."""
         if self.takes_input:
-            self._unsent += data
+            self._unsent.add(data)
             self.flush()
 
     def end_input(self) -> None:
@@ -56,13 +58,14 @@ class SshSession:
     def flush(self) -> bool:
         """Pass on what ssh takes now; returns whether some is left."""
         try:
-            while self._unsent and self.stdin >= 0:
-                self._unsent = self._unsent[os.write(self.stdin, self._unsent) :]
-        except BlockingIOError:
-            return True
+            return not self._unsent.flush()
         except OSError:  # ssh has ended
-            self._unsent, self._ends = b"", True
+            self._give_up_input()
         return False
+
+    def _give_up_input(self) -> None:
+        self._unsent.clear()
+        self._ends = True
 
     def close_input_if_done(self) -> None:
         if self._ends and not self._unsent and self.stdin >= 0:
@@ -83,7 +86,7 @@ class SshSession:
 
     def wait(self) -> int:
         """Wait for the end of ssh; returns its exit status as a shell has it."""
-        self._unsent, self._ends = b"", True
+        self._give_up_input()
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return status if status >= 0 else 128 - status
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from jaxrun.errors import EXIT_UNAVAILABLE
+from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.ssh.carried_sources import collect_sources
 from jaxrun.node.ssh.host_failures import describe_failures
 from jaxrun.node.ssh.session import SshSession
@@ -29,7 +30,8 @@ class Starter:
     def __init__(self, hosts: Mapping[str, str], request: StartRequest) -> None:
         """`hosts` has the ranks of each, "0-3"."""
         size = 1 + max(part[-1] for ranks in hosts.values() for part in parse_ranks(ranks, "a host"))
-        self._selector = selectors.PollSelector()  # which takes files, too
+        self._loop = EventLoop(selector=selectors.PollSelector())  # which takes files, too: standard input may be one
+        self._loop.add_poller(self._proceed)
         self._request = request
         began = time.monotonic()
         self._hosts = [StartedHost(name, ranks, size, request, began) for name, ranks in hosts.items()]
@@ -43,26 +45,29 @@ class Starter:
 
     def run(self) -> int:
         """Follow all hosts until their ssh have ended; returns the exit status."""
-        while any(host.is_open for host in self._hosts):
-            now = time.monotonic()
-            due = [host.on_time(now) for host in self._hosts if host.is_open]
-            due += [self._report_at] if self._report_at is not None and not self._has_reported else []
-            for key, _ in self._selector.select(max(0.0, min(due) - now)):
-                if key.fd in self._selector.get_map():  # no handler before has closed it
-                    key.data()
-            self._update_descriptors()
-            self._report_failures()
+        self._loop.run_until(lambda: not any(host.is_open for host in self._hosts))
         self._report_failures(at_once=True)
         statuses = [EXIT_UNAVAILABLE if host.failure else host.status or 0 for host in self._hosts]
         return next(filter(None, statuses), 0)
 
+    def _proceed(self) -> float | None:
+        """Do what is due before the loop waits; return the seconds until something is again."""
+        now = time.monotonic()
+        due = [host.on_time(now) for host in self._hosts if host.is_open]
+        self._update_descriptors()
+        self._report_failures()
+        due += [self._report_at] if self._report_at is not None and not self._has_reported else []
+        return min(due) - now if due else None
+
     def _watch(self, host: StartedHost) -> None:
         session = host.session
         for descriptor, handle in ((session.stdout, host.on_output), (session.stderr, host.on_errors)):
-            self._selector.register(descriptor, selectors.EVENT_READ, self._reader(host, descriptor, handle))
+            self._loop.add_reader(descriptor, 0, self._reader(host, descriptor, handle))
 
     def _reader(self, host: StartedHost, descriptor: int, handle: Callable[[bytes], None]) -> Callable[[], None]:
         def read() -> None:
+            if not self._loop.has_reader(descriptor):  # closed since the loop found it ready
+                return
             data = host.session.read(descriptor)
             if data is None:  # the handler of the other output has read it
                 return
@@ -70,7 +75,7 @@ class Starter:
                 handle(data)
                 self._lead_stdin(host)
                 return
-            self._selector.unregister(descriptor)
+            self._loop.remove_reader(descriptor)
             if host.session.close(descriptor):
                 host.on_end(host.session.wait())
                 self._forget_writer(host.session)
@@ -97,20 +102,19 @@ class Starter:
         for host in self._hosts:
             session = host.session
             if host.is_open and session.flush():
-                if session.stdin not in self._selector.get_map():
-                    self._selector.register(session.stdin, selectors.EVENT_WRITE, lambda: None)
+                self._loop.add_writer(session.stdin, 0, lambda: None)
             else:
                 self._forget_writer(session)
-        to, is_read = self._stdin_to, 0 in self._selector.get_map()
+        to, is_read = self._stdin_to, self._loop.has_reader(0)
         is_wanted = to is not None and to.takes_input and not to.has_unsent
         if is_wanted and not is_read:
-            self._selector.register(0, selectors.EVENT_READ, self._read_stdin)
+            self._loop.add_reader(0, 0, self._read_stdin)
         elif is_read and not is_wanted:
-            self._selector.unregister(0)
+            self._loop.remove_reader(0)
 
     def _forget_writer(self, session: SshSession) -> None:
-        if session.stdin >= 0 and session.stdin in self._selector.get_map():
-            self._selector.unregister(session.stdin)
+        if session.stdin >= 0:
+            self._loop.remove_reader(session.stdin)
         session.close_input_if_done()
 
     def _report_failures(self, *, at_once: bool = False) -> None:
