@@ -7,7 +7,8 @@ import signal
 import time
 from pathlib import Path
 
-from harness import extended, jaxrun, started, write_fake_runtime
+import pytest
+from harness import jaxrun, started, write_fake_runtime
 
 from jaxrun.controller.supervisor import notifier
 
@@ -42,7 +43,7 @@ def test_a_command_that_fails_is_one_line_and_changes_nothing(tmp_path: Path) ->
     assert "jaxrun: --notify exited with status 3 for the event ended: no such channel" in result.err
 
 
-@extended
+@pytest.mark.extended
 def test_a_command_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     words = ("-n", "1", "--notify", "sleep 600 & sleep 600", "by_hand.py", "run()")
     began = time.monotonic()
