@@ -169,6 +169,17 @@ def test_ctrl_c_ends_a_check_on_this_machine(tmp_path: Path, endless: tuple) -> 
     assert "before the program's first line" in result.err
 
 
+def test_jaxrun_stop_reaches_a_job_whose_check_runs(tmp_path: Path, endless: tuple) -> None:
+    """The job's socket is served meanwhile."""
+    command, processes = endless
+    with started(tmp_path, "-n", "1", "--host-check", command, program(tmp_path)) as job:
+        job.wait_until(lambda: len(processes()) == 3, "the check")
+        stopped = subprocess.run([sys.executable, "-m", "jaxrun", "stop", str(job.run_dir)], capture_output=True)
+        ended = job.end()
+    assert (stopped.returncode, ended.code) == (0, 143), (stopped.stderr, ended.err)
+    assert not processes()
+
+
 def test_dry_run_shows_the_check(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "jaxrun", "-n", "2", "--host-check", "nvidia-smi -q", "--dry-run", program(tmp_path)]
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout

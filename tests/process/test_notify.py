@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
-from harness import extended, jaxrun, started, write_fake_runtime
+import pytest
+from harness import jaxrun, started, write_fake_runtime
 
 from jaxrun.controller.supervisor import notifier
 
@@ -41,7 +43,7 @@ def test_a_command_that_fails_is_one_line_and_changes_nothing(tmp_path: Path) ->
     assert "jaxrun: --notify exited with status 3 for the event ended: no such channel" in result.err
 
 
-@extended
+@pytest.mark.extended
 def test_a_command_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     words = ("-n", "1", "--notify", "sleep 600 & sleep 600", "by_hand.py", "run()")
     began = time.monotonic()
@@ -50,3 +52,14 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: P
         assert not job.processes()
     assert result.code == 0 and time.monotonic() - began < notifier.NOTIFY_TIMEOUT_S + 10
     assert "jaxrun: --notify did not end in 10 s for the event ended" in result.err
+
+
+def test_ctrl_c_ends_the_wait_for_the_command_at_the_end_of_the_job(tmp_path: Path) -> None:
+    words = ("-n", "1", "--notify", "touch runs; sleep 600", "by_hand.py", "run()")
+    with started(tmp_path, *words, env=write_fake_runtime(tmp_path)) as job:
+        job.wait_until((tmp_path / "runs").exists, "the command")
+        began = time.monotonic()
+        job.wait_until(lambda: job.process.poll() is not None or job.process.send_signal(signal.SIGINT), "its end")
+        result = job.end()
+        assert not job.processes()
+    assert result.code == 0 and time.monotonic() - began < notifier.NOTIFY_TIMEOUT_S - 3
