@@ -571,13 +571,27 @@ def test_a_newer_client_reads_why_it_gets_no_answer(job: Job) -> None:
     assert "it is of a newer jaxrun, and speaks version 3 of this socket, not 2" in dropped.reason
 
 
-@pytest.mark.parametrize("ask", ["ask", "stop"])
+@pytest.mark.parametrize("ask", ["ask", "stop", "greet"])
 def test_an_older_launcher_is_named_and_no_job_is_called_over_for_it(ends: Ends, ask: str) -> None:
     job, _, theirs = ends
     dropped = frame_of_version_1("Dropped", reason="it speaks version 2 of this socket, not 1")
     theirs.sendall(frame_of_version_1("Greeting", version=1, job_id=JOB_ID) + dropped)
     with pytest.raises(UnavailableError, match=r"it is of an older jaxrun, and its socket speaks version 1, not 2"):
-        job.ask(OverviewRequest()) if ask == "ask" else stop(job, now=True, show=lambda text: None)
+        match ask:
+            case "ask":
+                job.ask(OverviewRequest())
+            case "stop":
+                stop(job, now=True, show=lambda text: None)
+            case "greet":
+                job.await_greeting(5.0)
+
+
+def test_a_launcher_that_greets_late_or_not_at_all_is_asked_all_the_same(ends: Ends) -> None:
+    job, answer, _ = ends
+    job.await_greeting(0.01)
+    answer(Greeting(SOCKET_VERSION, JOB_ID))
+    job.await_greeting(5.0)
+    assert job.is_running
 
 
 def test_a_launcher_that_is_killed_ends_the_wait(ends: Ends) -> None:

@@ -150,6 +150,20 @@ def test_the_end_by_a_time_limit_or_a_signal_does_not_repeat_what_a_notice_has_t
     assert "line 9, in load\nOSError: disk full" in shown  # as in the headline
 
 
+def test_the_end_by_a_time_limit_names_what_a_notice_has_told_of_the_hang(simulate):
+    job = simulate(3, stall_notice=30.0, job=70.0).run()
+    job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}
+    job.wait(80)
+    assert job.verdict.headline == "not finished within the time limit."
+    shown = leave_out_told(job.verdict, job.outcome)
+    assert shown.headline == (
+        "not finished within the time limit: rank 2 waits for a lock or another of its threads "
+        "(threading.wait) at train.py:2 <module>; more above"
+    )
+    full, brief = (" ".join(" ".join(one.details).split()) for one in (job.verdict, shown))
+    assert "and ranks 0-1 wait for it in JAX" in full and "wait for it" not in brief
+
+
 def test_whoever_looks_at_a_stalled_job_sees_what_the_notice_has_told_until_there_is_progress(simulate):
     job = simulate(3, stall_notice=30.0).run()
     job.stacks = {0: IN_JAX, 1: IN_JAX, 2: IN_LOCK}

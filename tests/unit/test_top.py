@@ -304,6 +304,14 @@ def test_what_holds_the_job_up_now_comes_before_what_slowed_it_down_before(wait,
     assert describe_finding(now, take_samples(now)).startswith(sentence)
 
 
+def test_a_straggler_that_waits_itself_does_not_stand_out():
+    flights = {rank: flight(302, group=GROUP, ago_s=21.0) for rank in (0, 2, 3)}
+    flights[1] = flight(301, group=GROUP, ago_s=21.0)
+    now = overview(flights, waits={1: SLEEPS}, straggler=SLOW_RANK)
+    found = {one.rank: (one.standing_out, one.late_s) for one in take_samples(now)}
+    assert found[2] == found[0] == found[3] == (LIKE_OTHERS, None) and found[1][0] > LIKE_OTHERS
+
+
 def test_what_the_notice_of_a_stall_has_told_comes_first_and_a_lost_host_before_it():
     told = overview({0: flight(5, group=GROUP)}, stall="no progress for 31.0 s: rank 1 waits", straggler=SLOW_RANK)
     assert describe_finding(told, ()) == "no progress for 31.0 s: rank 1 waits"

@@ -51,13 +51,13 @@ def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = Fals
 
 
 def stop(job: RunningJob, *, now: bool, show: Callable[[str], None]) -> Verdict | None:
-    """End the job, with `now` without grace, and wait until it is over; returns how it ended, None if unknown.
+    """End the job, with `now` within a second, and wait until it is over; returns how it ended, None if unknown.
 
     `show` is called with a text if that takes a while. Raises UnavailableError if the launcher cannot be told.
     """
     job.send(EndOrder(gracefully=not now))
     if not job.wait_until_over(_STOP_NOTE_S):
-        shorter = "" if now else "; jaxrun stop --now ends it at once"
+        shorter = "" if now else "; jaxrun stop --now ends it within a second"
         show(f"the job of {job.run_dir} was told to end, which takes a while{shorter}")
         while not job.wait_until_over(_STOP_WAIT_S):
             pass

@@ -38,6 +38,7 @@ from jaxrun.records.rundir.recorded_files import RecordedLauncher, find_run_dir,
 from jaxrun.records.rundir.rundir import EVENTS_FILE, JOB_FILE, LATEST_LINK, VERDICT_FILE
 
 ANSWER_TIMEOUT_S = 5.0  # ranks on other hosts have 1.5 s of it
+_GREETING_S = 1.0
 _RECEIVE_BYTES = 2**18
 _START_POLL_S = 0.05
 _TYPES = message_types(ToClient)
@@ -73,6 +74,7 @@ class RunningJob:
         self._changed = threading.Condition()  # holds for all that follows
         self._is_reading = False  # whether a thread reads from the link, for all
         self._answers: dict[int, list[Answer]] = {}  # that nobody has fetched yet, of each request under way
+        self._is_greeted = False  # by the launcher
         self._is_over = False
         self._trouble = ""  # why nothing more can be read, where that is not the end of the job
         self.send(Greeting(SOCKET_VERSION))
@@ -138,6 +140,16 @@ class RunningJob:
             if left <= 0:
                 break
         return self._is_over
+
+    def await_greeting(self, timeout: float) -> None:
+        """Wait for the Greeting of the launcher, which comes at once unless that is stopped, or begins an attempt.
+
+        Raises UnavailableError if the launcher is of another version, or refuses this client.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._is_greeted and not self._is_over and (left := deadline - time.monotonic()) > 0:
+            self._read(left)
+        self.check_connection()
 
     def check_connection(self) -> None:
         """Raise UnavailableError if the launcher has closed the connection, though its job is not over."""
@@ -205,6 +217,7 @@ class RunningJob:
     def _on_message(self, message: ToClient) -> None:
         match message:
             case Greeting(version=version):
+                self._is_greeted = True
                 if version != SOCKET_VERSION:
                     self._give_up(_describe_version(version))
             case Answered(number=number, answer=answer):
@@ -261,7 +274,8 @@ def wait_for_job(run_dir: Path, launcher: int) -> RunningJob | None:
 def find_running_job(path: Path | None, command: str) -> RunningJob:
     """Return the job of the run directory `path`; by default, the latest below the working directory.
 
-    Raises UsageError if the job is over or cannot be asked from here; `command` is what to type elsewhere.
+    Raises UsageError if the job is over or cannot be asked from here, and UnavailableError if its launcher refuses;
+    `command` is what to type elsewhere.
     """
     run_dir = find_run_dir(path)
     if run_dir.is_symlink() or run_dir.name == LATEST_LINK:
@@ -277,7 +291,9 @@ def find_running_job(path: Path | None, command: str) -> RunningJob:
     except OSError as error:
         raise UsageError(f"cannot ask the job of {run_dir}: {error.strerror}") from None
     try:
-        return _connect(run_dir, launcher, plan.job_id)
+        job = _connect(run_dir, launcher, plan.job_id)
+        job.await_greeting(_GREETING_S)
+        return job
     except OSError as error:
         if launcher.host != here:
             where = f"on {launcher.host}, not on {here}"

@@ -218,12 +218,14 @@ def leave_out_told(verdict: Verdict, outcome: JobOutcome) -> Verdict:
     if not outcome.is_explained or outcome.decided_at is None:
         return verdict
     snapshot = _snapshot(outcome, verdict.hosts, outcome.decided_at, _finished(outcome))
+    causes = explain_deadlock(snapshot)
+    brief = f": {causes[0].brief}; more above" if causes and causes[0].brief else "; who waits for whom is above"
     if outcome.reason is EndReason.STALL:
-        causes = explain_deadlock(snapshot)
-        brief = f": {causes[0].brief}; more above" if causes and causes[0].brief else "; who waits for whom is above"
         return replace(verdict, headline=f"{_stall_reason(outcome)}{brief}")
+    if outcome.reason is EndReason.TIMEOUT and causes and not verdict.traceback:  # which has its error in the headline
+        verdict = replace(verdict, headline=f"{verdict.headline.rstrip('.')}{brief}")
     full, brief_places = format_snapshot(snapshot), format_snapshot(snapshot, is_told=True)
-    told = [str(cause) for cause in explain_deadlock(snapshot)] if outcome.reason is EndReason.INTERRUPTED else []
+    told = [str(cause) for cause in causes] if outcome.reason is EndReason.INTERRUPTED else []
     shown = [brief_places if text == full else text for text in verdict.details]
     return replace(verdict, details=tuple(text for text in shown if text not in told))
 

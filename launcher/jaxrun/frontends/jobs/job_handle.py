@@ -185,7 +185,7 @@ class Job:
     def stop(self, *, now: bool = False) -> Verdict | None:
         """End the running job as SIGTERM to its jaxrun does, and wait until it is over; returns how it ended.
 
-        now:  without grace
+        now:  give it half a second to end, not --signal-grace
 
         Raises UsageError if it is over, or cannot be asked from here.
         """

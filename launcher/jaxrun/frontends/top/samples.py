@@ -136,7 +136,8 @@ def _sample(
     standing_out = StandingOut.LATE
     if (late_s or 0.0) < _LATE_S and (not rate or behind < max(2.0, rate * _LATE_S)):
         behind, late_s, standing_out = 0, None, StandingOut.LIKE_OTHERS  # hosts do not answer at the same moment
-    if now.straggler is not None and rank in now.straggler.ranks:
+    waits_itself = state.doing is Doing.WAITING and (state.since_s or 0.0) >= _LATE_S  # now, for somebody else
+    if now.straggler is not None and rank in now.straggler.ranks and not waits_itself:
         late_s = now.straggler.late_s if late_s is None else late_s
         standing_out = max(StandingOut.SLOW, standing_out)
     return RankSample(

@@ -116,7 +116,9 @@ def find_collection_to_clean(path: Path | None) -> tuple[Path, list[RecordedJob]
     """Do the same as `list_jobs`; raises UsageError, too, if `path` is not a directory of run directories."""
     if path is not None and is_run_dir(path):
         above = path.resolve().parent
-        raise UsageError(f"{path} is one run directory; name the directory that holds them: jaxrun clean {above}")
+        raise UsageError(
+            f"{path} is one run directory; name the directory that holds them: jaxrun clean --keep N {above}"
+        )
     collection, found = list_jobs(path)
     if not found and not _is_collection(collection):
         raise UsageError(f"{collection} holds no run directory of jaxrun; nothing was deleted")
