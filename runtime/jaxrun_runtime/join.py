@@ -248,6 +248,8 @@ def _accept_initialize_by_program(env: WorkerEnv) -> None:
             return
         given = inspect.signature(original).bind_partial(*args, **kwargs).arguments
         _log.debug("jax.distributed.initialize: jaxrun has joined rank %d of %d already", env.rank, env.size)
+        if env.keep_survivors and env.rank == 0 and (seconds := given.get("heartbeat_timeout_seconds")) is not None:
+            _log.warning("heartbeat_timeout_seconds=%s has no effect: jaxrun itself tells the ranks of a loss", seconds)
         ours = {"num_processes": env.size, "process_id": env.rank}
         other = [f"{name}={given[name]}" for name in ours if given.get(name) not in (None, ours[name])]
         other += [f"{name}={value}" for name, value in given.items() if name.startswith("mtls_") and value]

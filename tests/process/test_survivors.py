@@ -210,4 +210,9 @@ def test_a_program_that_sets_the_option_of_jax_itself_is_told_of_ours(tmp_path: 
     assert (
         "sets jax_enable_recoverability, which JAX has read already; too late here: use --keep-survivors" in result.err
     )
-    assert "too late" not in jaxrun(tmp_path, "-n", "1", "--keep-survivors", write(tmp_path, code)).err
+    code += "jax.distributed.initialize(heartbeat_timeout_seconds=10)\n"
+    second = tmp_path / "second"
+    second.mkdir()
+    told = jaxrun(second, "-n", "2", "--keep-survivors", write(second, code))
+    assert told.code == 0 and "too late" not in told.err, told
+    assert told.err.count("heartbeat_timeout_seconds=10 has no effect: jaxrun itself tells the ranks of a loss") == 1

@@ -13,7 +13,7 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import last_line_of
-from jaxrun.job_events.actions import PrintLine, RecordTime, Send, SignalRanks
+from jaxrun.job_events.actions import PrintLine, RecordReturn, RecordTime, Send, SignalRanks
 from jaxrun.job_events.events import AttemptEnded, AttemptStarted, FaultRequested, ParentExited, Requested, Tick
 from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
@@ -75,6 +75,21 @@ def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path):
         "     0    h0     0.00      0.10    0.20    0.30          0.40   0.60",
         "     1    h1     0.01      0.10    0.20    0.30             -   0.60",
     ]
+
+
+def test_of_a_rank_that_came_back_the_table_has_its_first_start_and_its_last_end():
+    lines = job(2)[:-2]
+    lines.append(line(5.0, WorkerExited(1, -9)))
+    lines.append(line(5.1, WorkerSpawned(1, 7)))
+    lines.append(line(5.2, Hello(1, "h0", 7, 1005.2, 1005.1, {}, "", {})))
+    lines.append(line(5.5, DeviceReport(1, 1, 2, 1, 2, ("cpu",), "cpu", "", 1005.4, 1005.5)))
+    lines.append(line(5.6, RecordReturn(1, 2, 0.6)))
+    lines += [line(9.0, WorkerExited(rank, 0)) for rank in range(2)]
+    (attempt,) = read_attempts(event_log.EventLog(lines))
+    assert (attempt.ranks[1].joined, attempt.ranks[1].end, attempt.ranks[1].status) == (1000.2, 1009.0, 0)
+    marks = [(mark.time, mark.name, mark.detail) for mark in attempt.ranks[1].marks]
+    assert marks[-1] == (1005.6, "takes part again", "0.6 s after it was lost")
+    assert not [row for row in format_table(attempt) if "slowest" in row]
 
 
 def test_of_several_jobs_the_sum_of_their_time_is_shown(tmp_path):

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.error_choice import choose_error
 from jaxrun.analysis.lockstep.straggler import Straggler
-from jaxrun.job_events.actions import RecordClock, RecordTime, SignalRanks
+from jaxrun.job_events.actions import RecordClock, RecordReturn, RecordTime, SignalRanks
 from jaxrun.job_events.events import (
     AgentLost,
     AttemptEnded,
@@ -263,6 +263,11 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
             rank.marks.append(Moment(time, "pool worker died", format_status(message.status, "was ")))
         case ThreadFailed():
             rank.marks.append(Moment(time, f"thread {message.thread} died", message.error))
+        case RecordReturn():
+            back = f"{_seconds(message.seconds):.1f} s after it was lost"
+            rank.marks.append(Moment(time, "takes part again", back))
+            for kind in _ENDS:  # of the process before
+                rank.at.pop(kind, None)
         case WorkerExited(status=status):
             rank.status, rank.peak_memory_bytes = status, message.peak_memory_bytes
             if status and not stopped and Failed not in rank.at:
@@ -277,7 +282,8 @@ def _add_own_time(rank: RankLog, event: LoggedEvent) -> None:
             # It may be heard before what has forked it says so.
             rank.process_started = min(_seconds(message.started_at) + rank.offset, rank.process_started or time)
         case DeviceReport():
-            rank.joined = _seconds(message.joined_at) + rank.offset
+            if rank.joined is None:  # or another process joins, while the others run
+                rank.joined = _seconds(message.joined_at) + rank.offset
         case Failed():
             time = min(time, _seconds(message.time) + rank.offset)  # two may be heard in the other order
             choice = choose_error(message.chain)
