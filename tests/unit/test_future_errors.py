@@ -8,7 +8,7 @@ import sys
 import pytest
 from deadlock_samples import FUTEX, SYNC, dump
 from fakes import fake_module
-from test_unseen_errors import BAD, noted, sentences
+from unseen_error_samples import BAD, noted, sentences
 
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.protocol.error_chain import ThreadNotes

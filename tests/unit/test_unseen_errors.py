@@ -6,20 +6,18 @@ import pytest
 from deadlock_samples import FUTEX, SYNC, dump
 from msgspec.structs import replace
 from outcomes import HOSTS, RUN_AT, decide, end, failed, weigh
+from unseen_error_samples import BAD, JAX, LIBRARY, PROGRAM, noted, sentences, snapshot
 
 from jaxrun.analysis.diagnosis.helpers import helpers_of
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
-from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_stall_notice
 from jaxrun.protocol.error_chain import (
     BackgroundSave,
     ChainedError,
     CoordinationWait,
     ThreadNotes,
-    format_notes,
 )
 from jaxrun.protocol.snapshot_messages import RankReply
 from jaxrun.protocol.worker_messages import ThreadFailed
@@ -36,38 +34,11 @@ COMMITS = f"""{OURS}
     SITE/orbax/checkpoint/_src/multihost/multihost.py 309 _fn
     SITE/orbax/checkpoint/_src/checkpointers/async_checkpointer.py 239 _thread_func
     PY/threading.py 1012 _bootstrap"""
-LIBRARY, JAX, PROGRAM = "/v/lib/python3.13/site-packages/lib/a.py", "/v/lib/site-packages/jax/_src/a.py", "/job/data.py"
-BAD = ChainedError("ValueError", "bad record in shard 1", ((PROGRAM, 31, "load"),))
 FULL = ChainedError("OSError", "[Errno 28] No space left", ((LIBRARY, 9, "write"),))
 CLOSE = CoordinationWait("wait_at_barrier", "close")
 HERE = "train.py:5 close"
 IN_SYNC = "in a barrier (sync_global_devices at train.py:30 step)"
 ADVICE = ": this error came first; code that runs after an error must not wait for other ranks"
-
-
-def noted(text, *, main=None, threads=()):
-    """A dump with the notes of the main thread; `threads` are (name, frames, notes) of the others."""
-    blocks = []
-    for name, frames, notes in [*threads, ("", text, main or ThreadNotes())]:
-        lines = dump(frames).rstrip("\n").split("\n")
-        header = lines[0].replace(" (most", f" [{name}] (most") if name else lines[0]
-        blocks.append("\n".join([header, *lines[1:], *format_notes(notes), ""]))
-    return "\n".join(blocks)
-
-
-def snapshot(*dumps, helpers=None, finished=()):
-    return Snapshot(
-        time=0.0,
-        hosts=dict.fromkeys(range(len(dumps)), "h1"),
-        dumps=dict(enumerate(dumps)),
-        waits=dict.fromkeys(range(len(dumps)), FUTEX),
-        helpers=helpers,
-        finished=finished,
-    )
-
-
-def sentences(*dumps, **more):
-    return list(map(str, explain_deadlock(snapshot(*dumps, **more))))
 
 
 IN_BARRIER = noted(AT_SYNC)
