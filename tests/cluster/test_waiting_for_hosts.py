@@ -30,6 +30,7 @@ STEPS = """
 import json, os, sys, time
 import jax, jax.numpy as jnp
 import jaxrun_runtime as jr
+from jax.experimental.multihost_utils import broadcast_one_to_all
 from jax.sharding import NamedSharding, PartitionSpec
 
 log = open(f"{sys.argv[1]}/rank-{jr.rank}.jsonl", "a", buffering=1)
@@ -40,7 +41,7 @@ found = jr.restore(state)
 step, state = (found.step, found.state) if found else (0, state)
 made = {"rank": jr.rank, "attempt": jr.attempt().number, "host": os.uname().nodename, "pid": os.getpid()}
 log.write(json.dumps({**made, "from": step, "time": time.time()}) + "\\n")
-while not os.path.exists(f"{sys.argv[1]}/go"):
+while not broadcast_one_to_all(os.path.exists(f"{sys.argv[1]}/go")):  # the same step is the last one of all ranks
     state = one_step(state)
     step += 1
     assert float(jax.jit(jnp.min)(state["x"])) == step, (step, state)

@@ -327,7 +327,7 @@ def test_the_first_that_was_dropped_is_logged_at_once_and_all_others_of_a_minute
 
 def test_a_check_distinguishes_a_head_from_nobody(capsys):
     listener, loop = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False), EventLoop()
-    listener.accept(loop, 0, lambda peer: None)
+    acceptor_of_head = listener.accept(loop, 0, lambda peer: None)
     (address,) = listener.addresses
     server = threading.Thread(target=loop.run_once, args=(10,))
     server.start()
@@ -335,7 +335,9 @@ def test_a_check_distinguishes_a_head_from_nobody(capsys):
         assert check_reachable(str(address)) == 0
         server.join()
     finally:
+        acceptor_of_head.close()
         listener.close()
+        loop.close()
     assert f"a jaxrun head answers at {address}, reached from 127.0.0.1" in capsys.readouterr().out
     with pytest.raises(UnavailableError, match="cannot reach a head"):
         check_reachable(str(address))

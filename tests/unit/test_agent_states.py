@@ -46,7 +46,7 @@ class Linked:
     def __init__(self, *, by_terminal: bool = False) -> None:
         ours, theirs = socket.socketpair()
         self.head = Connection(theirs, AGENT_TO_HEAD, None)
-        self.signals = SignalPipe(()).__enter__()
+        self.signals = SignalPipe((signal.SIGTERM,)).__enter__()
         connection = Connection(ours, HEAD_TO_AGENT, None)
         self.link = HeadLink(AgentId(3), connection, self.signals, by_terminal=by_terminal)
         self.loops: list[EventLoop] = []
@@ -72,6 +72,7 @@ class Linked:
     def close(self) -> None:
         for each in (*self.loops, self.head, self.link.connection):
             each.close()
+        self.signals.receive()  # else those that a test has left would be handed over
         self.signals.__exit__()
 
 
@@ -128,6 +129,12 @@ def test_the_loss_of_the_head_ends_each_state_and_kills_the_workers(linked: Link
     linked.head.close()
     assert getattr(linked, state)().run() is HEAD_LOST
     assert linked.calls == (["start", signal.SIGSTOP, signal.SIGKILL] if state == "supervising" else [])
+
+
+def test_an_agent_that_is_told_to_end_and_loses_its_head_at_once_was_told_first(linked: Linked) -> None:
+    linked.head.close()
+    linked.signals.put_back([signal.SIGTERM])
+    assert linked.supervising().run() is HEAD_LOST and linked.link.stopped_by == signal.SIGTERM
 
 
 @pytest.mark.parametrize("state", ["connecting", "waiting"])
