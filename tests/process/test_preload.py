@@ -152,7 +152,7 @@ _CASES = {
     "uuid": ("import uuid; x = uuid.uuid4()", "draws random numbers"),
     "secret": ("import secrets; x = secrets.token_hex()", "draws random numbers"),
     "generator": ("import numpy; x = numpy.random.default_rng()", "draws random numbers"),
-    "temporary": ("import tempfile; x = tempfile.mkdtemp()", "makes a temporary file or directory"),
+    "temporary": ("import tempfile; x = tempfile.mkdtemp(dir='.')", "makes a temporary file or directory"),
     "pid_text": ("import os; os.environ['X_PID'] = str(os.getpid())", "reads the process id"),
     "argv": ("import sys; sys.argv.append('x')", "changes sys.argv"),
     "collector": ("import gc; gc.disable()", "disables the garbage collector"),
