@@ -102,7 +102,7 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
 
     listener = listen_for_metrics(plan.job)
     loop = EventLoop(Clock())
-    port = HeadPort.open(loop, plan.job.interface, addresses, endpoint, expected=plan.agent_count)
+    port = HeadPort.open(loop, plan.job.interface, addresses, endpoint, expected=len(plan.placement.agents))
     try:
         begun = begin_or_continue(plan, port, loop, started)
     except EndedEarlyError as end:
