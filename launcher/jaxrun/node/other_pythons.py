@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -96,6 +95,8 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _ask(python: str, module: str, environ: Mapping[str, str], limit_s: float) -> tuple[str, ...] | None:
+    import subprocess  # takes milliseconds, at the end of a job that has failed
+
     try:
         done = subprocess.run(
             [python, "-c", _QUESTION, module],
