@@ -149,7 +149,7 @@ def lose(bed: Bed, mode: LaunchMode, options: Sequence[str]) -> Sample:
         (first, *_) = result.events("AgentLost")
     bed.end_slurmd(HOST)
     bed.run("up")
-    alarm = "" if first["rank"] == RANK else f"rank {first['rank']} counts as lost: {first['reason']}"
+    alarm = "" if first["agent"] == RANK else f"agent {first['agent']} counts as lost: {first['reason']}"
     return Sample(mode.engine.label, LOST, load, killed, first["logged"] - began, killed, alarm)
 
 
