@@ -12,8 +12,8 @@ from msgspec.structs import fields, replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.controller.roster import Roster
+from jaxrun.controller.supervisor.attempt_head import AttemptHead
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
-from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_server import JobServer, JobSockets
@@ -195,7 +195,7 @@ class HeadByHand:
 
     def _begin(self, *, anew):
         called = self.roster.begin(self._plan, anew=anew)
-        link = HeadLink(self._shared, self.head, self._plan.attempt)
+        link = AttemptHead(self._shared, self.head, self._plan.attempt)
         link.loop.add_reader(self.head.ours.fileno(), 0, lambda: link.handle(Tick()))
         of_job = JobAgents(self.transport, self._watches, self.roster, JOB_INFO, None)
         self.agents = RemoteAgents(self._shared, link, self._plan, of_job, self._launched, Registry())

@@ -6,7 +6,8 @@ from simulation import report
 
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import (
-    Ask,
+    Admit,
+    AskHost,
     Claim,
     Close,
     Dismiss,
@@ -19,7 +20,6 @@ from jaxrun.controller.seat import (
     SeatState,
     Take,
     Wait,
-    Welcome,
     decide_claim,
     next_state,
 )
@@ -137,7 +137,7 @@ def waiting():
 
 def test_an_agent_from_its_call_to_the_end_of_its_host():
     story = Story(wait_hosts=60.0)
-    assert story.state(1) is CALLED and story.roster.arrive(11, 1) == [Welcome(11, 1)]
+    assert story.state(1) is CALLED and story.roster.arrive(11, 1) == [Admit(11, 1)]
     said = AgentConnected(1, "h2")
     assert story.roster.say(11, said) == [Take(11, 1, said)] and story.state(1) is CONNECTED
     story.report(1)
@@ -178,7 +178,7 @@ def test_of_two_connections_of_an_agent_that_counts_on_which_it_speaks(story):
 
 def test_a_stranger_is_for_the_head_to_refuse(story):
     said = report(7, "h8", 2)
-    assert story.roster.arrive(17, 7) == [Welcome(17, 0)]
+    assert story.roster.arrive(17, 7) == [Admit(17, 0)]
     assert story.roster.say(17, said) == [Take(17, 7, said)]
     assert story.roster.go(17, CLOSED) == [Lose(7, CLOSED, None)]
     assert Story().run().roster.arrive(17, 7) == [Refuse(17, 7)]
@@ -238,7 +238,7 @@ def test_a_spare_takes_the_rank_of_a_lost_agent():
 
 
 def test_a_later_agent_waits_until_the_earlier_one_is_known_to_be_alive(waiting):
-    assert waiting.connect(1, 21) == [Welcome(21, 1), Ask(11)]
+    assert waiting.connect(1, 21) == [Admit(21, 1), AskHost(11)]
     assert waiting.roster.say(21, report(1, "h9", 2)) == []
     assert waiting.roster.confirm(11) == [Refuse(21, 1)] and waiting.roster.agent_at(21) is None
     assert waiting.state(1) is RUNNING
@@ -270,7 +270,7 @@ def test_an_agent_that_has_not_answered_gives_its_place_to_one_that_comes(waitin
     assert waiting.begin(awaited={1: "h2"})[-1] == Recall(11, (1,))
     assert waiting.state(1) is AWAITED
     said = AgentConnected(1, "h2")
-    assert waiting.connect(1, 21) == [Welcome(21, 2), Close(11), Take(21, 1, said)]
+    assert waiting.connect(1, 21) == [Admit(21, 2), Close(11), Take(21, 1, said)]
     assert waiting.roster.go(11, CLOSED) == []
 
 

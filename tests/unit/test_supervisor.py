@@ -14,8 +14,8 @@ from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.head_state import JobPhase
+from jaxrun.controller.supervisor.attempt_head import AttemptHead
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
-from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_report import describe_restart, report_verdict
 from jaxrun.controller.supervisor.job_server import JobServer, JobSockets
@@ -164,7 +164,7 @@ class QuietOutput:
 
 @contextlib.contextmanager
 def attempt_of(*actions):
-    """(a HeadLink to a head that wants these actions, what runs an attempt with it and these agents, its signals)."""
+    """(an AttemptHead that wants these actions, what runs an attempt with it and these agents, its signals)."""
     with SignalPipe((signal.SIGCHLD, signal.SIGINT)) as signals:
         output, loop = QuietOutput(), EventLoop(time.time)
         shared = Supervision(
@@ -183,7 +183,7 @@ def attempt_of(*actions):
             ),
             history=JobHistory(0.0, 0.0),
         )
-        head = HeadLink(shared, StubbornHead(*actions), 1)
+        head = AttemptHead(shared, StubbornHead(*actions), 1)
         yield head, lambda agents: AttemptLoop(shared, head, agents).run(), signals
         loop.close()
 

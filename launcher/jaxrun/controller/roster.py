@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from jaxrun.controller.seat import (
     Action,
-    Ask,
+    Admit,
+    AskHost,
     Claim,
     Close,
     Dismiss,
@@ -27,7 +28,6 @@ from jaxrun.controller.seat import (
     SeatState,
     Take,
     Wait,
-    Welcome,
     decide_claim,
     next_state,
 )
@@ -157,7 +157,7 @@ class Roster:
         if self.runs and not may_come and not is_early:
             return [Refuse(link, agent)]
         self._links[link] = Link(agent)
-        return [Welcome(link, self.attempt if agent in self.agents or self.by_hand else 0)]
+        return [Admit(link, self.attempt if agent in self.agents or self.by_hand else 0)]
 
     def agent_at(self, link: LinkId) -> AgentId | None:
         """Return the agent of a connection; None once that is refused or lost."""
@@ -195,7 +195,7 @@ class Roster:
                 if len(one.claims) > 1:
                     return []
                 self._claims.setdefault(one.agent, []).append(link)
-                return [Ask(seat.link)] if seat.link is not None else []
+                return [AskHost(seat.link)] if seat.link is not None else []
             case Claim.REFUSE:
                 del self._links[link]
                 return [Refuse(link, one.agent)]

@@ -157,7 +157,7 @@ def decide_claim(seat: Seat, *, waits: bool, runs: bool, is_report: bool) -> Cla
 # ---- actions
 
 
-class Welcome(Struct, frozen=True):
+class Admit(Struct, frozen=True):
     """Tell an agent that has connected which job and attempt this is."""
 
     link: LinkId
@@ -200,7 +200,7 @@ class Name(Struct, frozen=True):
     report: AgentReport
 
 
-class Ask(Struct, frozen=True):
+class AskHost(Struct, frozen=True):
     """Ask whether the host at the other end of this connection is alive; `Roster.confirm` follows if it is."""
 
     link: LinkId
@@ -220,4 +220,4 @@ class Lose(Struct, frozen=True):
     seat: Seat | None
 
 
-Action = Welcome | Recall | Dismiss | Refuse | Take | Name | Ask | Close | Lose
+Action = Admit | Recall | Dismiss | Refuse | Take | Name | AskHost | Close | Lose

@@ -6,7 +6,7 @@
 | attempts                        | the flow of every job, attempt by attempt                                  |
 | local_job                       | runs the attempts of a job whose agent is in this process                  |
 | remote_job                      | runs the attempts of a job whose agents are on other hosts                 |
-| head_link, dispatcher           | one attempt: events to the head and the event log                          |
+| attempt_head, dispatcher           | one attempt: events to the head and the event log                          |
 | attempt_loop                    | one attempt: waits for what happens, executes the head's actions           |
 | supervision                     | what all attempts share                                                    |
 | remote_agents                   | the agents of one attempt on other hosts: reports, orders, losses          |

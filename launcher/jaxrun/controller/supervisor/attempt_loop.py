@@ -1,8 +1,8 @@
 """The loop of one attempt: it waits for what happens, and executes the head's actions, here and nowhere else.
 
-    agents, signals ─── handle(event) ──▶ HeadLink ──▶ Dispatcher ──▶ Head
-                                              │ actions wait in a queue
-    agents, screen, terminal ◀── AttemptLoop ─┘
+    agents, signals ─── handle(event) ──▶ AttemptHead ──▶ Dispatcher ──▶ Head
+                                               │ actions wait in a queue
+    agents, screen, terminal ◀── AttemptLoop ──┘
 
 Events are handled at once. Their actions are executed when the callback that noticed the event returns: so nothing that
 an action causes happens in the middle of a callback.
@@ -25,7 +25,7 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadJob, HeadOptions, TimeLimits
-from jaxrun.controller.supervisor.head_link import HeadLink
+from jaxrun.controller.supervisor.attempt_head import AttemptHead
 from jaxrun.controller.supervisor.job_terminal import why_no_terminal
 from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.job_events.actions import (
@@ -85,7 +85,7 @@ class AgentLink(Protocol):
 class AttemptLoop:
     """Serves one attempt: its agents, signals, the terminal and the screen, and the head behind its link."""
 
-    def __init__(self, shared: Supervision, head: HeadLink, agents: AgentLink) -> None:
+    def __init__(self, shared: Supervision, head: AttemptHead, agents: AgentLink) -> None:
         """`agents` hand their events to the same `head`."""
         self._head = head
         self._agents = agents

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
+from jaxrun.controller.supervisor.attempt_head import AttemptHead
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head
-from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.job_events.events import LauncherSignalled
 from jaxrun.node.agent.agent import Agent
@@ -53,7 +53,7 @@ class LocalJob:
         if (check := plan.host_check) and (failure := self._check_hosts(check, plan)):
             return AttemptResult(failure, plan.host_of)
         self._wait_for_gpus(plan)
-        head = HeadLink(shared, make_head(plan, shared, record), plan.attempt, preload=plan.job.preload)
+        head = AttemptHead(shared, make_head(plan, shared, record), plan.attempt, preload=plan.job.preload)
         workers = self._prepare_workers(plan)
         agent = Agent(head.loop, workers, shared.output, head.receive, shared.clock)
         agent.start()
@@ -136,7 +136,7 @@ def setup_of(plan: Plan, environ: Mapping[str, str], run_dir: str = "", flight_d
 class LocalLink:
     """AgentLink to the agent in this process."""
 
-    def __init__(self, agent: Agent, head: HeadLink) -> None:
+    def __init__(self, agent: Agent, head: AttemptHead) -> None:
         self._agent = agent
         self._head = head
 

@@ -22,7 +22,8 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import (
     Action,
-    Ask,
+    Admit,
+    AskHost,
     Close,
     Dismiss,
     LinkId,
@@ -33,10 +34,9 @@ from jaxrun.controller.seat import (
     Seat,
     SeatState,
     Take,
-    Welcome,
 )
+from jaxrun.controller.supervisor.attempt_head import AttemptHead
 from jaxrun.controller.supervisor.engine_commands import EngineCommands, HostSearch
-from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.controller.supervisor.kept_record import KeptRecord
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
@@ -146,7 +146,7 @@ class RemoteAgents:
     def __init__(
         self,
         shared: Supervision,
-        head: HeadLink,
+        head: AttemptHead,
         plan: Plan,
         agents: JobAgents,
         launched: LaunchedAgents,
@@ -332,7 +332,7 @@ class RemoteAgents:
                 case Take(link, agent, message):
                     if self._roster.agent_at(link) is not None:  # else refused after its last message
                         self._on_message(agent, link, message)
-                case Welcome(link, attempt):
+                case Admit(link, attempt):
                     self._transport.send((link,), replace(self._agents.job_info, attempt=attempt))
                     self._record.send_to(link)
                 case Recall(link, ranks):
@@ -344,7 +344,7 @@ class RemoteAgents:
                     self._refuse(link, agent, reason)
                 case Name(report):
                     self._head.handle(report)
-                case Ask(link):
+                case AskHost(link):
                     self._watches.ask_one(link)
                     self._confirm_at = self._clock()
                 case Close(link):

@@ -17,9 +17,9 @@ from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
+from jaxrun.controller.supervisor.attempt_head import AttemptHead
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head
 from jaxrun.controller.supervisor.engine_commands import EngineCommands
-from jaxrun.controller.supervisor.head_link import HeadLink
 from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
 from jaxrun.controller.supervisor.next_attempt_hosts import plan_new_agents, plan_next_attempt, usable_agents
@@ -170,7 +170,7 @@ class RemoteJob:
         called = self._roster.begin(plan, anew=not self._agents_stay)
         registry = self._make_registry(plan)
         made = make_head(plan, self._shared, record, registry)
-        head = HeadLink(self._shared, made, plan.attempt, preload=plan.job.preload)
+        head = AttemptHead(self._shared, made, plan.attempt, preload=plan.job.preload)
         try:
             launched = self._agents.launched if self._agents is not None else self._run_launch_command(plan)
         except JaxrunError as error:
@@ -272,7 +272,7 @@ class RemoteJob:
     def _start_spares(self, plan: Plan, agents: RemoteAgents) -> None:
         """Start the agents that have a command of their own."""
         command, launched = agents.launched.launch.command, agents.launched
-        for agent in map(AgentId, range(command.size, plan.agent_count)):
+        for agent in map(AgentId, range(command.size, len(command.agent_hosts))):
             try:
                 launch = self._commands.start_spare(plan, self._shared.guard, agent, command.agent_hosts[agent])
             except JaxrunError as error:

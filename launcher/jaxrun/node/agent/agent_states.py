@@ -130,8 +130,8 @@ class AgentState(Generic[R]):
             self._end = self._handlers[type(message)](message)
         if link.connection.lost_reason and self._end is None:
             self._on_signals()  # an agent that was told to end before that does not look for the head
-        if link.connection.lost_reason and self._end is None:
-            self._end_by_itself(HEAD_LOST)
+            if self._end is None:
+                self._end_by_itself(HEAD_LOST)
 
     def _keep_record(self, message: KeepRecord) -> None:
         self._link.record = message.record

@@ -138,11 +138,6 @@ class Plan(HidesFields, frozen=True):
         return program_of(self.argv)
 
     @property
-    def agent_count(self) -> int:
-        """The number of agents to start if some wait on spare hosts or were lost; else 0."""
-        return len(self.launch_command.agent_hosts) if self.launch_command is not None else 0
-
-    @property
     def is_started_by_hand(self) -> bool:
         """Whether jaxrun starts only some of the agents."""
         attached = self.launch_command is not None and self.launch_command.attached_to != ""

@@ -1,6 +1,6 @@
-"""The way to the head of one attempt: events go in, and the actions that they cause wait until someone takes them.
+"""The head of one attempt, for those around it: events go in, and its actions wait until someone takes them.
 
-    agents, signals, clients, timers ── handle(event) ──▶ HeadLink ──▶ Dispatcher ──▶ Head
+    agents, signals, clients, timers ── handle(event) ──▶ AttemptHead ──▶ Dispatcher ──▶ Head
                                                              │ actions wait in a queue
     agents, screen, terminal ◀── AttemptLoop ◀── take_actions ─┘
 
@@ -27,7 +27,7 @@ from jaxrun.records.event_log.event_log import LoggedMessage
 from jaxrun.spec.job.option_checks import PRELOAD_AUTO
 
 
-class HeadLink:
+class AttemptHead:
     """What the events of one attempt are handed to.
 
     loop:  the event loop of the attempt, in which agents are served
