@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 
 import pytest
@@ -172,17 +171,21 @@ def test_where_another_user_was_faster_a_job_has_a_directory_of_its_own_and_it_i
     assert [*tmp_path.iterdir()] == [own]
 
 
-def test_what_a_killed_agent_has_left_stays_only_if_another_one_comes(own):
+def test_what_a_killed_agent_has_left_stays_only_if_another_one_comes(own, monkeypatch):
     name = directories.snapshot_directory("a", "h1")
     directories.remove_unless_held(name, 60)  # it is not there
     holder = directories.open_shared_directory(name)
     directories.remove_unless_held(name, 60)
     assert (own / name).exists()
     os.close(holder)
-    waiting = threading.Thread(target=directories.remove_unless_held, args=(name, 1))  # as a guard does
-    waiting.start()
-    while waiting.is_alive():
+    sleep, looks = time.sleep, []
+
+    def sleep_while_another_job_cleans_up(seconds):
         directories.remove_abandoned(snapshots_after=0)
-        assert (own / name).exists() or not waiting.is_alive()
-        time.sleep(0.05)
+        looks.append((own / name).exists())
+        sleep(seconds)
+
+    monkeypatch.setattr(directories.time, "sleep", sleep_while_another_job_cleans_up)
+    directories.remove_unless_held(name, 0.5)  # as a guard does
+    assert looks and all(looks)
     assert not own.exists()
