@@ -148,7 +148,7 @@ def show(rows: Sequence[testbed.Row]) -> int:
 def _parser(place: Place) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/testbed",
-        description="Several hosts on one machine, with Slurm, Grid Engine and a way for mpirun to reach them. Needs root.",
+        description="Several hosts on one machine, with Slurm, Grid Engine and an ssh for mpirun. Needs root.",
         epilog=_EPILOG.format(root=place.root),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

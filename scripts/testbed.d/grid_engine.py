@@ -170,7 +170,7 @@ def _lay_out(place: Place) -> None:
 
 
 def _configure(place: Place, names: Sequence[str]) -> None:
-    """Tell the running sge_qmaster about hosts, parallel environments, the queue, and a scheduler that does not wait."""
+    """Tell sge_qmaster about hosts, parallel environments, the queue, and a scheduler that does not wait."""
     _run(place, "qconf", "-ah", ",".join(names))
     _run(place, "qconf", "-as", ",".join((CONTROLLER, *names)))
     for name in PARALLEL_ENVIRONMENTS:

@@ -22,6 +22,7 @@ from jaxrun.errors import (
     UnavailableError,
     UsageError,
 )
+from jaxrun.spec.backends.batch_script import BatchPhase, BatchState, parse_time_limit
 from jaxrun.terminal import print_notice
 
 _UNFINISHED_STATES = {
@@ -68,6 +69,20 @@ class JobState(Struct, frozen=True):
         code = EXIT_SIGNAL_BASE + self.exit_signal if self.exit_signal else self.exit_code
         return _EXIT_STATUS_BY_STATE.get(self.state, code)
 
+    @property
+    def batch_state(self) -> BatchState:
+        phases = {"PENDING": BatchPhase.PENDING, "RUNNING": BatchPhase.RUNNING}
+        return BatchState(
+            phase=BatchPhase.OVER if self.is_over else phases.get(self.state, BatchPhase.BETWEEN),
+            name=self.state,
+            reason=self.reason,
+            nodes=self.nodes,
+            output=self.output,
+            restarts=self.restarts,
+            exit_status=self.exit_status,
+            is_plain=self.state in ("COMPLETED", "FAILED"),
+        )
+
 
 def parse_job_state(text: str) -> JobState | None:
     """Parse the output of `scontrol show job`; None if it contains no state."""
@@ -103,6 +118,12 @@ def query_job_state(job: str, environ: Mapping[str, str]) -> JobState | None:
     return parse_job_state(done.stdout) if done is not None and done.returncode == 0 else None
 
 
+def query_batch_state(job: str, environ: Mapping[str, str]) -> BatchState | None:
+    """Ask for the state of `job` as all schedulers have it. Raises UnavailableError as `query_job_state` does."""
+    state = query_job_state(job, environ)
+    return state.batch_state if state is not None else None
+
+
 def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
     """When Slurm will end the job of `environ`, in seconds since the epoch; None without a job or a limit."""
     told = environ.get("SLURM_JOB_END_TIME", "")  # set by Slurm 23.02 and later
@@ -112,17 +133,6 @@ def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
     done = _ask(["squeue", "--noheader", f"--jobs={number}", "--format=%L"], environ) if number else None
     left = parse_time_limit(done.stdout.strip()) if done is not None else None
     return now + left if left is not None else None
-
-
-def parse_time_limit(limit: str) -> int | None:
-    """Return the seconds in "90", "90:00", "1:30:00", "1-12" or "1-12:30:00", as Slurm reads them; None for others."""
-    match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", limit)
-    if match is None:
-        return None
-    days, first, second, third = (int(part) if part else 0 for part in match.groups())
-    if match[1] or match[4]:
-        return ((days * 24 + first) * 60 + second) * 60 + third
-    return first * 60 + second
 
 
 def _ask(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
