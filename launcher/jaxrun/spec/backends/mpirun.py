@@ -17,10 +17,10 @@ from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
-from jaxrun.spec.backends.slurm_allocation import expand_node_list, read_allocation, without_nodes
+from jaxrun.spec.backends.slurm_allocation import read_allocation, without_nodes
 from jaxrun.spec.engines import mpirun_words
 from jaxrun.spec.engines.engine import Engine
-from jaxrun.spec.engines.lookup import engines_with_mpirun
+from jaxrun.spec.engines.lookup import engines_with_mpirun, marked_engines
 from jaxrun.spec.engines.mpirun_words import Mpirun, MpirunRequest
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
@@ -137,20 +137,17 @@ def _processes_per_host(hosts: Sequence[str]) -> int | None:
 
 
 def _launcher(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return "slurm" in a Slurm job, where ssh may be forbidden, unless srun would reorder the hosts."""
-    nodes = environ.get("SLURM_JOB_NODELIST", "")
-    if not nodes or UNKNOWN_HOST in hosts:
+    """Return how mpirun is to reach the hosts, by the scheduler in whose job this is; empty for its own choice."""
+    if UNKNOWN_HOST in hosts:
         return ""
-    used = dict.fromkeys(hosts)
-    return "slurm" if list(used) == [node for node in expand_node_list(nodes) if node in used] else "ssh"
+    return next((way for one in marked_engines(environ) if (way := one.mpi_launcher(hosts, environ))), "")
 
 
 def _environment(mpirun: Mpirun, path: str, request: MpirunRequest) -> dict[str, str]:
     values = {} if mpirun_words.user_chose(mpirun.binding_choices, request) else dict(mpirun.unbind_env)
-    if "SLURM_JOB_ID" in request.environ:
-        # The srun with which mpirun starts its daemons would wait forever for hosts that have a step, like this one.
-        values["SLURM_OVERLAP"] = "1"
-    return {**values, **mpirun.set_env(path, request.environ)}
+    for scheduler in marked_engines(request.environ):
+        values.update(scheduler.mpi_env(request.environ))
+    return {**values, **mpirun.own_env(path, request.environ)}
 
 
 def _check_length(argv: tuple[str, ...]) -> tuple[str, ...]:

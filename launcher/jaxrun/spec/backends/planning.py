@@ -39,7 +39,7 @@ def _name_hosts(job: Job, environ: Mapping[str, str]) -> Job:
 
     if job.host_list or job.hostfile or names_hosts(job.mpi_args):
         return job
-    found = next((text for one in marked_engines(environ) if one.slots and (text := one.slots(environ))), "")
+    found = next((text for one in marked_engines(environ) if (text := one.slots(environ))), "")
     return replace(job, host_list=found) if found else job
 
 

@@ -61,7 +61,7 @@ ENGINES = {
     "pals": Row(f"{_HERE}.pals:PALS", ("PALS_RANKID",)),
     "slurm": Row(
         f"{_HERE}.slurm:SLURM",
-        ("SLURM_PROCID",),
+        ("SLURM_PROCID", "SLURM_JOB_ID"),
         kept=("SLURM_",),
         options=(*HOST_OPTIONS, SPARES, "fewer hosts", "slurm", *_REQUESTS),
         plan="jaxrun.spec.backends.srun",

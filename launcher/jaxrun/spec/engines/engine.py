@@ -112,6 +112,9 @@ class Engine(Struct, frozen=True, kw_only=True):
     hosts:             how the one process that it starts on each host knows its host; None if it does not
     slots:             the hosts of this process's job with the slots of each, in -H's notation, "h1:4,h2:4", which
                        --backend mpirun and ssh use without -H; empty outside of a job of this scheduler
+    mpi_launcher:      what mpirun calls the way to reach these hosts from within a job of this scheduler; empty if its
+                       own choice is right
+    mpi_env:           variables for an mpirun within a job of this scheduler
     mpirun:            the command lines of its mpirun, by version; () if it is no MPI
 
     How its launch command, which starts the agents, behaves and ends:
@@ -134,7 +137,9 @@ class Engine(Struct, frozen=True, kw_only=True):
     command: str = ""
     ranks: RankVariables | None = None
     hosts: HostVariables | None = None
-    slots: Callable[[Environ], str] | None = None
+    slots: Callable[[Environ], str] = lambda environ: ""
+    mpi_launcher: Callable[[Sequence[str], Environ], str] = lambda hosts, environ: ""
+    mpi_env: Callable[[Environ], Mapping[str, str]] = lambda environ: {}
     mpirun: tuple[Mpirun, ...] = ()
     passes_stdin: bool = False
     sigterm_at_start: bool = True

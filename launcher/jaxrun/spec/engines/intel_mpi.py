@@ -38,7 +38,7 @@ def _program(path: str) -> str:
     return program if is_script and os.access(program, os.X_OK) else path
 
 
-def _set_env(path: str, environ: Environ) -> dict[str, str]:
+def _own_env(path: str, environ: Environ) -> dict[str, str]:
     """Return what Intel MPI's own script would set."""
     if _HOME in environ:
         return {}
@@ -52,7 +52,7 @@ MPIRUN = Mpirun(
     host_words=_hosts,
     placement_words=_place,
     directory_option="-wdir",
-    set_env=_set_env,
+    own_env=_own_env,
     unbind_env={"I_MPI_PIN": "0"},
     binding_choices=(
         "bind-to",

@@ -57,7 +57,7 @@ class Mpirun(Struct, frozen=True, kw_only=True):
     unbind_words, unbind_env:  words and variables that keep mpirun from binding processes to single cores
     launcher_option:   the option for MpirunRequest.launcher; empty if it needs none
     program:           the program to run instead of the one at this path, which may be a script that runs another
-    set_env:           variables that the program at this path needs, by the environment
+    own_env:           variables that the program at this path needs, by the environment
     binding_choices, placement_choices, launcher_choices:  options without dashes, parameters and variables with which
                        the user decides these instead
     """
@@ -72,7 +72,7 @@ class Mpirun(Struct, frozen=True, kw_only=True):
     unbind_env: Mapping[str, str] = field(default_factory=dict)
     launcher_option: str = ""
     program: Callable[[str], str] = lambda path: path
-    set_env: Callable[[str, Mapping[str, str]], Mapping[str, str]] = lambda path, environ: {}
+    own_env: Callable[[str, Mapping[str, str]], Mapping[str, str]] = lambda path, environ: {}
     binding_choices: Words = ()
     placement_choices: Words = ()
     launcher_choices: Words = ()

@@ -6,6 +6,8 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxrun.errors import UsageError
 from jaxrun.lazy_pattern import lazy_pattern
 from jaxrun.protocol.agent_id import AgentId
@@ -52,6 +54,22 @@ def _hint(environ: Environ) -> str:
     )
 
 
+def _mpi_launcher(hosts: Sequence[str], environ: Environ) -> str:
+    """Return "slurm" in a Slurm job, where ssh may be forbidden, unless srun would reorder the hosts."""
+    from jaxrun.spec.backends.slurm_allocation import expand_node_list
+
+    nodes = environ.get("SLURM_JOB_NODELIST", "")
+    if not nodes:
+        return ""
+    used = dict.fromkeys(hosts)
+    return "slurm" if list(used) == [node for node in expand_node_list(nodes) if node in used] else "ssh"
+
+
+def _mpi_env(environ: Environ) -> dict[str, str]:
+    """Return the variables without which the srun of mpirun's daemons waits forever for hosts that have a step."""
+    return {"SLURM_OVERLAP": "1"} if "SLURM_JOB_ID" in environ else {}
+
+
 def _read_output(text: str) -> LaunchOutput:
     numbers = [part for found in _FAILED_TASKS.findall(text) for part in parse_ranks(found, "srun's tasks")]
     return LaunchOutput(text.splitlines(), frozenset(AgentId(number) for part in numbers for number in part))
@@ -71,6 +89,8 @@ SLURM = Engine(
         check=_refuse_heterogeneous,
         hint=_hint,
     ),
+    mpi_launcher=_mpi_launcher,
+    mpi_env=_mpi_env,
     passes_stdin=True,
     read_output=_read_output,
     cancel=CancelCommand(
