@@ -196,7 +196,7 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     invocation: _Invocation = context.obj
     values, note = torchrun.translate(values, environ)
     job = _make_job(context, values, environ)
-    if as_json and (not dry_run or job.sbatch or job.submit or job.backend == KUBERNETES):
+    if as_json and (not dry_run or job.sbatch or job.qsub or job.submit or job.backend == KUBERNETES):
         raise UsageError(
             "--json prints what --dry-run of a job shows; leave it out. To see how a job goes, or went: "
             "jaxrun top --json, jaxrun explain --json"
@@ -209,7 +209,7 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     _warn_of_misplaced(context, job, source)
     if isolation := describe_isolation(sys.prefix):
         print(f"jaxrun: {isolation}", file=sys.stderr)
-    if job.sbatch or job.submit:
+    if job.sbatch or job.qsub or job.submit:
         return _run_batch(job, environ, dry_run=dry_run)
     _refuse_task_of_several(context, job, environ)
     job_id = invocation.prestarted.job_id if invocation.prestarted else os.urandom(16).hex()
@@ -232,7 +232,7 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
                 click.echo(os.fsencode(f"\nagents: {Roster.of(plan).describe()}"))
         return 0
     if job.requeue:
-        from jaxrun.spec.backends.schedulers import scheduler_of
+        from jaxrun.spec.engines.lookup import scheduler_of
 
         return scheduler_of(job.backend).run_requeued(environ, lambda: _run_plan(plan, environ, invocation.prestarted))
     return _run_plan(plan, environ, invocation.prestarted)
@@ -285,10 +285,10 @@ def _run_batch(job: Job, environ: Mapping[str, str], *, dry_run: bool) -> int:
     from pathlib import Path
 
     from jaxrun.spec.backends import submit
-    from jaxrun.spec.backends.schedulers import scheduler_of
+    from jaxrun.spec.engines.lookup import scheduler_of
 
     scheduler = scheduler_of(job.backend)
-    path = job.sbatch or Path(f"{job.name}{scheduler.suffix}")
+    path = job.sbatch or job.qsub or Path(f"{job.name}{scheduler.suffix}")
     text = scheduler.write(job, os.getcwd(), str(path))
     if dry_run:
         click.echo(os.fsencode(text), nl=False)

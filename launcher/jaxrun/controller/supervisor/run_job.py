@@ -158,7 +158,7 @@ def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | Non
     save_time = plan.job.save_time
     if save_time is None:
         return None
-    from jaxrun.spec.backends.schedulers import end_of_allocation
+    from jaxrun.spec.engines.lookup import end_of_allocation
 
     ends_at = end_of_allocation(environ, now)
     if ends_at is not None and ends_at - save_time <= now:

@@ -152,7 +152,8 @@ class StartedHost:
             return now + SHELL_S
         if now >= self._give_up_at:
             text = f"nothing has run {self._request.python} within {self._request.limit_s:g} s"
-            self.fail(HostFailure(text, f"{self._request.shell.trial} {self.name} true: does a start-up file of its shell wait?"))
+            trial = f"{self._request.shell.trial} {self.name} true"
+            self.fail(HostFailure(text, f"{trial}: does a start-up file of its shell wait?"))
         elif now >= self._nudge_at:
             self._nudge_at = now + _NUDGE_S
             self.session.send(b"\n")

@@ -6,15 +6,20 @@ jaxrun command, for the allocation that they provide. submit.py hands scripts in
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
+import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
+from jaxrun.spec.backends.generated_files import MARK
 from jaxrun.spec.job.env_options import mask_secret
 from jaxrun.spec.job.job import Job
 
@@ -68,6 +73,8 @@ class Scheduler(Struct, frozen=True, kw_only=True):
     submission_env:  the environment for that command, from the text of the script and the environment of this process
     query:           returns the state of a job by its number, None if the scheduler does not answer. Raises
                      UnavailableError if it does not know the job
+    output:          the path of the output file, from the text of the script and the job's number, where `query` does
+                     not say it; empty if nobody knows
     cancel:          the command that cancels a job
     ends_at:         when the scheduler ends the job of an environment, in seconds since the epoch; None if it does not
     run_requeued:    runs a job, and has it started again if it was preempted; returns the exit status of `jaxrun`
@@ -85,6 +92,7 @@ class Scheduler(Struct, frozen=True, kw_only=True):
     cancel: str
     ends_at: Callable[[Mapping[str, str], float], float | None]
     run_requeued: Callable[[Mapping[str, str], Callable[[], int]], int]
+    output: Callable[[str, str], str] = lambda text, number: ""
 
     def find_secrets(self, job: Job) -> dict[str, str]:
         """Return the values of --env that look secret, by name: the script leaves them out.
@@ -99,6 +107,27 @@ def find_secrets(job: Job) -> dict[str, str]:
     """Return the values of --env that look secret, by name."""
     pairs = [text.partition("=")[::2] for text in job.assignments]
     return {name: value for name, value in pairs if mask_secret(name, value) != value}
+
+
+class BatchShape(Struct, frozen=True):
+    """What a script requests: hosts, and processes on each, None if that does not matter; processes in all."""
+
+    hosts: int | None
+    each: int | None
+    tasks: int
+
+
+def batch_shape(job: Job) -> BatchShape:
+    each = job.processes_per_host
+    if not each and job.processes is None and job.gpus_per_host and job.platform != "cpu":
+        each = max(1, job.gpus_per_host // (job.devices_per_process or 1))
+    if not each and job.processes and job.hosts and job.processes % job.hosts == 0:
+        each = job.processes // job.hosts
+    hosts = job.hosts and job.hosts + job.spares
+    if each and not hosts and job.processes:
+        hosts = math.ceil(job.processes / each) + job.spares
+    tasks = (each * hosts if job.spares and each and hosts else job.processes) or (hosts or 1) * (each or 1)
+    return BatchShape(hosts, each, tasks)
 
 
 def job_name(job: Job) -> str:
@@ -161,3 +190,84 @@ def group_options(words: Sequence[str]) -> list[list[str]]:
             options.append([])
         options[-1].append(word)
     return options
+
+
+# ---- qsub, of PBS and of Grid Engine
+
+
+def qsub_script(
+    job: Job,
+    scheduler: Scheduler,
+    prefix: str,
+    options: Iterable[str],
+    directory: str,
+    file: str,
+    notes: Sequence[str],
+) -> str:
+    """Return the text of a script for qsub.
+
+    prefix:   begins each line with an option of qsub
+    options:  the lines, to which those of --qsub-args are added
+    notes:    comments behind them
+    """
+    secrets = scheduler.find_secrets(job)
+    command = jaxrun_command(job, secrets, (*IN_DIRECTIVES, "parallel_environment", "qsub_args"))
+    check_lines((*command, directory, file), scheduler.title)
+    lines = [
+        "#!/bin/bash",
+        f"{MARK} Submit it to {scheduler.title}, as often as you like, with:  qsub {shlex.quote(file)}",
+        "# Options on that command line override those below.",
+        "",
+        "# The job's resources. The command at the end repeats the job's shape: change both.",
+        *(f"{prefix} {line}" for line in options),
+        *(f"{prefix} {shlex.join(group)}" for group in group_options(job.qsub_args)),
+        *notes,
+        "# It gets the environment of the shell that submits it.",
+        *mention_secrets(secrets),
+        "",
+        f"cd {shlex.quote(directory)} || exit",
+        *([f"exec >>{shlex.quote(f'{directory}/jaxrun-')}${{PBS_JOBID%%.*}}.out 2>&1"] if prefix == "#PBS" else []),
+        "# It replaces this shell, so it receives the scheduler's signals itself.",
+        f"exec {shlex.join(command)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def check_qsub_args(words: Sequence[str], jaxrun_options: Mapping[str, str]) -> None:
+    """Raise UsageError for a word of --qsub-args for which jaxrun has an option of its own."""
+    for word in words:
+        if ours := jaxrun_options.get(word):
+            raise UsageError(f"--qsub-args {word}: jaxrun needs to know this, too; use {ours}")
+
+
+def check_seconds(job: Job) -> int | None:
+    """Return the seconds of --time; None without it. Raises UsageError for what nobody can read."""
+    seconds = parse_time_limit(job.time_limit) if job.time_limit else None
+    if job.time_limit and not seconds:
+        raise UsageError(f"--time {job.time_limit} is not a time limit such as 90 (minutes), 1:30:00 or 2-12:00:00")
+    return seconds
+
+
+def format_clock(seconds: int) -> str:
+    """Write "1:30:00", as PBS and Grid Engine read it."""
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+# ---- commands of schedulers
+
+_ANSWER_S = 30.0
+
+
+def run_command(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of a scheduler; None if it does not exist, or does not answer."""
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+        return subprocess.run(
+            words,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+        )
+    return None

@@ -13,6 +13,7 @@ from jaxrun.errors import UsageError
 from jaxrun.spec.backends.batch_script import (
     IN_DIRECTIVES,
     Scheduler,
+    batch_shape,
     check_lines,
     find_secrets,
     group_options,
@@ -51,18 +52,11 @@ _JAXRUN_OPTION = {
 def sbatch_options(job: Job) -> list[str]:
     """Return the options for sbatch or salloc, quoted both for a shell and for a #SBATCH line."""
     check_slurm_args(job.slurm_args)
-    each = job.processes_per_host
-    if not each and job.processes is None and job.gpus_per_host and job.platform != "cpu":
-        each = max(1, job.gpus_per_host // (job.devices_per_process or 1))
-    if not each and job.processes and job.hosts and job.processes % job.hosts == 0:
-        each = job.processes // job.hosts
-    hosts = job.hosts and job.hosts + job.spares
-    if each and not hosts and job.processes:
-        hosts = math.ceil(job.processes / each) + job.spares
+    shape = batch_shape(job)
     values = (
-        ("nodes", hosts),
-        ("ntasks", (each * hosts if job.spares and each and hosts else job.processes) or (hosts or 1) * (each or 1)),
-        ("ntasks-per-node", each),
+        ("nodes", shape.hosts),
+        ("ntasks", shape.tasks),
+        ("ntasks-per-node", shape.each),
         ("cpus-per-task", job.cpus_per_process),
         ("gpus-per-node", job.gpus_per_host),
         ("partition", job.partition),

@@ -6,7 +6,6 @@ run directory, which it finds by the job's number, because that stays the same.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from jaxrun.errors import (
     UnavailableError,
     UsageError,
 )
-from jaxrun.spec.backends.batch_script import BatchPhase, BatchState, parse_time_limit
+from jaxrun.spec.backends.batch_script import BatchPhase, BatchState, parse_time_limit, run_command
 from jaxrun.terminal import print_notice
 
 _UNFINISHED_STATES = {
@@ -39,7 +38,6 @@ _EXIT_STATUS_BY_STATE = {
     "PREEMPTED": EXIT_PREEMPTED,
     "TIMEOUT": EXIT_TIMEOUT,
 }
-_QUERY_TIMEOUT_S = 30.0
 
 
 class JobState(Struct, frozen=True):
@@ -112,7 +110,7 @@ def query_job_state(job: str, environ: Mapping[str, str]) -> JobState | None:
 
     Raises UnavailableError if it does not know the job.
     """
-    done = _ask(["scontrol", "show", "job", job], environ)
+    done = run_command(["scontrol", "show", "job", job], environ)
     if done is not None and "Invalid job id" in done.stderr:
         raise UnavailableError(f"Slurm does not know job {job}")
     return parse_job_state(done.stdout) if done is not None and done.returncode == 0 else None
@@ -130,24 +128,9 @@ def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
     if told.isdecimal():
         return float(told)
     number = environ.get("SLURM_JOB_ID", "")
-    done = _ask(["squeue", "--noheader", f"--jobs={number}", "--format=%L"], environ) if number else None
+    done = run_command(["squeue", "--noheader", f"--jobs={number}", "--format=%L"], environ) if number else None
     left = parse_time_limit(done.stdout.strip()) if done is not None else None
     return now + left if left is not None else None
-
-
-def _ask(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
-    """Run a command of Slurm; None if it does not exist, or does not answer."""
-    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-        return subprocess.run(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_QUERY_TIMEOUT_S,
-        )
-    return None
 
 
 # ---- --requeue

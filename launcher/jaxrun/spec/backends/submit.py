@@ -68,16 +68,18 @@ def submit_and_follow(scheduler: Scheduler, text: str, keep_at: Path, environ: M
     if remarks:
         print_notice(remarks)
     print_notice(f"submitted job {number} (script: {shlex.quote(str(keep_at))}); Ctrl-C stops following, not the job")
-    return JobFollower(scheduler, number, environ).follow()
+    return JobFollower(scheduler, number, environ, scheduler.output(text, number)).follow()
 
 
 class JobFollower:
     """Follows one job to its end, or until Ctrl-C."""
 
-    def __init__(self, scheduler: Scheduler, job: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, scheduler: Scheduler, job: str, environ: Mapping[str, str], output: str = "") -> None:
+        """`output` is the job's output file, if only its script says it."""
         self._scheduler = scheduler
         self._job = job
         self._environ = environ
+        self._output_file = output
         self._last: BatchState | None = None
         self._began = self._answered = time.monotonic()
         self._note_due = self._began + _FIRST_NOTE_S
@@ -126,9 +128,9 @@ class JobFollower:
 
     def _copy_output(self) -> None:
         """Print what was appended to the job's output file."""
-        if self._last is None or not self._last.output:
+        if not self._output:
             return
-        with contextlib.suppress(FileNotFoundError), open(self._last.output, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self._output, "rb") as file:
             if os.fstat(file.fileno()).st_size < self._offset:  # the file was started anew
                 self._offset = 0
             file.seek(self._offset)
@@ -146,9 +148,14 @@ class JobFollower:
 
     def _detach(self) -> None:
         print_notice(f"job {self._job} continues; jaxrun no longer follows it")
-        if self._last and self._last.output:
-            print_notice(f"to follow it again: tail -f {shlex.quote(self._last.output)}")
+        if self._output:
+            print_notice(f"to follow it again: tail -f {shlex.quote(self._output)}")
         print_notice(f"to cancel it: {self._scheduler.cancel} {self._job}")
 
     def _output_hint(self) -> str:
-        return f"; output: {self._last.output}" if self._last and self._last.output else ""
+        return f"; output: {self._output}" if self._output else ""
+
+    @property
+    def _output(self) -> str:
+        """The path of the output file, once the job is known; empty if nobody knows."""
+        return self._last.output or self._output_file if self._last else ""
