@@ -194,6 +194,14 @@ def group_options(words: Sequence[str]) -> list[list[str]]:
 
 # ---- qsub, of PBS and of Grid Engine
 
+END_S = 10  # before the time limit, for jaxrun to end the job by itself, and to have it started again
+_SAVE_S = 30.0  # until then, for the program to save its work, if --requeue needs that and nobody gave --save-time
+
+
+def with_save_time(job: Job) -> Job:
+    """Return the job as it runs: with --requeue, it stops by itself before the time limit."""
+    return replace(job, save_time=_SAVE_S) if job.requeue and job.save_time is None else job
+
 
 def qsub_script(
     job: Job,
@@ -202,13 +210,11 @@ def qsub_script(
     options: Iterable[str],
     directory: str,
     file: str,
-    notes: Sequence[str],
 ) -> str:
     """Return the text of a script for qsub.
 
     prefix:   begins each line with an option of qsub
     options:  the lines, to which those of --qsub-args are added
-    notes:    comments behind them
     """
     secrets = scheduler.find_secrets(job)
     command = jaxrun_command(job, secrets, (*IN_DIRECTIVES, "parallel_environment", "qsub_args"))
@@ -221,7 +227,7 @@ def qsub_script(
         "# The job's resources. The command at the end repeats the job's shape: change both.",
         *(f"{prefix} {line}" for line in options),
         *(f"{prefix} {shlex.join(group)}" for group in group_options(job.qsub_args)),
-        *notes,
+        *_says_when_it_is_started_again(job, scheduler.title),
         "# It gets the environment of the shell that submits it.",
         *mention_secrets(secrets),
         "",
@@ -233,6 +239,16 @@ def qsub_script(
     return "\n".join(lines) + "\n"
 
 
+def _says_when_it_is_started_again(job: Job, title: str) -> list[str]:
+    if not job.requeue:
+        return []
+    save_time = with_save_time(job).save_time or 0.0
+    return [
+        f"# {save_time + END_S:g} s before the time limit, the program is asked to stop (should_stop, SIGTERM), and has",
+        f"# {save_time:g} s to save its work (--save-time). {title} then starts the job again, until it is done.",
+    ]
+
+
 def check_qsub_args(words: Sequence[str], jaxrun_options: Mapping[str, str]) -> None:
     """Raise UsageError for a word of --qsub-args for which jaxrun has an option of its own."""
     for word in words:
@@ -241,10 +257,19 @@ def check_qsub_args(words: Sequence[str], jaxrun_options: Mapping[str, str]) -> 
 
 
 def check_seconds(job: Job) -> int | None:
-    """Return the seconds of --time; None without it. Raises UsageError for what nobody can read."""
+    """Return the seconds of --time; None without it.
+
+    Raises UsageError for what nobody can read, and if a job with --requeue would have no time left.
+    """
     seconds = parse_time_limit(job.time_limit) if job.time_limit else None
     if job.time_limit and not seconds:
         raise UsageError(f"--time {job.time_limit} is not a time limit such as 90 (minutes), 1:30:00 or 2-12:00:00")
+    save_time = with_save_time(job).save_time or 0.0
+    if seconds and job.requeue and seconds <= save_time + END_S:
+        raise UsageError(
+            f"--time {job.time_limit} is too short for --requeue: the job would be stopped {save_time + END_S:g} s "
+            "before the limit; give more time, or a shorter --save-time"
+        )
     return seconds
 
 

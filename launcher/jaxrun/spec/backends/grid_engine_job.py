@@ -3,7 +3,8 @@
 Agents are started by `qrsh -inherit`, if the job's parallel environment lets a job start processes on its hosts
 (control_slaves TRUE), else by ssh. Tried with Grid Engine 8.1.9:
 
-    qdel, h_rt        SIGKILL to all processes of the job, on all hosts; with -notify SIGUSR2 first
+    qdel, h_rt        SIGKILL to all processes of the job, on all hosts. With -notify all of them get SIGUSR2 before,
+                      which ends ranks that do not handle it, so jaxrun stops a job by itself before its limit
     exit status 99    Grid Engine starts the job again, with the same number, unless it was deleted
     a qrsh is killed  Grid Engine ends the whole job
 """
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 
 from jaxrun.errors import EXIT_PREEMPTED, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, UnavailableError, UsageError
 from jaxrun.spec.backends.batch_script import (
+    END_S,
     BatchPhase,
     BatchState,
     Scheduler,
@@ -32,6 +34,7 @@ from jaxrun.spec.backends.batch_script import (
     has_option,
     qsub_script,
     run_command,
+    with_save_time,
 )
 from jaxrun.spec.backends.mpi_hosts import parse_host_list
 from jaxrun.spec.engines.grid_engine import GRID_ENGINE as ENGINE
@@ -60,7 +63,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     number, slots = environ.get("JOB_ID", ""), ENGINE.slots(environ)
     if job.cpus_per_process and slots and job.host_list == slots:
         job = replace(job, host_list=_room_for_ranks(slots, job.cpus_per_process))
-    planned = plan_starter(job, environ, job_id, UNPLACED, _starter(environ, slots))
+    planned = plan_starter(with_save_time(job), environ, job_id, UNPLACED, _starter(environ, slots))
     task = environ.get("SGE_TASK_ID", "undefined")
     requeue_id = f"sge {environ.get('SGE_ROOT', '')} {environ.get('SGE_CELL', '')} {number}"
     requeue_id += "" if task == "undefined" else f".{task}"
@@ -135,13 +138,8 @@ def grid_engine_script(job: Job, directory: str, file: str) -> str:
         "-j y",
         "-V",
         f"-r {'y' if job.requeue else 'n'}",
-        *(["-notify"] if job.requeue else []),
     ]
-    notes = [
-        "# With -notify, Grid Engine sends SIGUSR2 to jaxrun at the time limit, and at qdel, and ends the job later:",
-        "# by the queue's setting `notify`, often 60 s. The program has this time to save its work.",
-    ]
-    return qsub_script(job, GRID_ENGINE, "#$", lines, directory, file, notes if job.requeue else [])
+    return qsub_script(job, GRID_ENGINE, "#$", lines, directory, file)
 
 
 def _output(text: str, number: str) -> str:
@@ -215,7 +213,7 @@ def parse_accounting(text: str) -> BatchState | None:
 
 
 def end_of_job(environ: Mapping[str, str], now: float) -> float | None:
-    """When Grid Engine will end the job of `environ`, in seconds since the epoch; None without a limit."""
+    """When the job of `environ` must have ended, in seconds since the epoch; None without a limit."""
     job = environ.get("JOB_ID", "")
     shown, queue = (run_command(words, environ) for words in (["qstat", "-j", job], ["qstat", "-xml", "-s", "rs"]))
     limit = re.search(r"(?m)^hard resource_list:.*\bh_rt=(\d+)", shown.stdout) if shown is not None else None
@@ -224,7 +222,7 @@ def end_of_job(environ: Mapping[str, str], now: float) -> float | None:
     started = re.search(
         rf"<JB_job_number>{re.escape(job)}</JB_job_number>.*?<JAT_start_time>([^<]+)<", queue.stdout, re.DOTALL
     )
-    return datetime.fromisoformat(started[1]).timestamp() + int(limit[1]) if started else None
+    return datetime.fromisoformat(started[1]).timestamp() + int(limit[1]) - END_S if started else None
 
 
 def run_requeued(environ: Mapping[str, str], run: Callable[[], int]) -> int:

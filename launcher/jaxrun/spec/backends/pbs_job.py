@@ -31,6 +31,7 @@ from jaxrun.errors import (
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends import mpirun
 from jaxrun.spec.backends.batch_script import (
+    END_S,
     BatchPhase,
     BatchShape,
     BatchState,
@@ -41,6 +42,7 @@ from jaxrun.spec.backends.batch_script import (
     format_clock,
     qsub_script,
     run_command,
+    with_save_time,
 )
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts
 from jaxrun.spec.backends.remote_plan import plan_remote
@@ -74,7 +76,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
             "--submit before the program to submit the job and follow it, or --qsub job.sh to write a batch script; or "
             f"begin with: qsub -I {' '.join(_requests(job, batch_shape(job)))}"
         )
-    planned = _plan_agents(job, environ, job_id)
+    planned = _plan_agents(with_save_time(job), environ, job_id)
     return replace(planned, requeue_id=f"pbs {environ.get('PBS_JOBID', '')}") if job.requeue else planned
 
 
@@ -144,7 +146,7 @@ def pbs_script(job: Job, directory: str, file: str) -> str:
         "-V",
         f"-r {'y' if job.requeue else 'n'}",
     ]
-    return qsub_script(job, PBS, "#PBS", lines, directory, file, [])
+    return qsub_script(job, PBS, "#PBS", lines, directory, file)
 
 
 def _requests(job: Job, shape: BatchShape) -> list[str]:
@@ -212,7 +214,7 @@ def parse_job(text: str) -> BatchState | None:
 
 
 def end_of_job(environ: Mapping[str, str], now: float) -> float | None:
-    """When PBS will end the job of `environ`, in seconds since the epoch; None without a limit."""
+    """When the job of `environ` must have ended, in seconds since the epoch; None without a limit."""
     job = environ.get("PBS_JOBID", "")
     done = run_command(["qstat", "-f", job], environ) if job else None
     values = parse_attributes(done.stdout) if done is not None else {}
@@ -224,7 +226,7 @@ def end_of_job(environ: Mapping[str, str], now: float) -> float | None:
         started = time.mktime(time.strptime(values["stime"], "%a %b %d %H:%M:%S %Y"))
     except ValueError:
         return None
-    return started + (hours * 60 + minutes) * 60 + seconds
+    return started + (hours * 60 + minutes) * 60 + seconds - END_S
 
 
 def run_requeued(environ: Mapping[str, str], run: Callable[[], int]) -> int:
