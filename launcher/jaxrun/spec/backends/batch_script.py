@@ -244,7 +244,7 @@ def _says_when_it_is_started_again(job: Job, title: str) -> list[str]:
         return []
     save_time = with_save_time(job).save_time or 0.0
     return [
-        f"# {save_time + END_S:g} s before the time limit, the program is asked to stop (should_stop, SIGTERM), and has",
+        f"# {save_time + END_S:g} s before the limit, the program is asked to stop (should_stop, SIGTERM), and it has",
         f"# {save_time:g} s to save its work (--save-time). {title} then starts the job again, until it is done.",
     ]
 
