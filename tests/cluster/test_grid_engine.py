@@ -13,7 +13,7 @@ import pytest
 import requirements
 from cluster_fixture import READY, RUNS, Bed, Job
 from conftest import SYSTEM_PATH
-from harness import Result, extended, write_fake_runtime
+from harness import Result, write_fake_runtime
 from launch_modes import OPEN_MPI_5, PYTHON
 
 TWO = ("-n", "2", "--pe", "spread")
@@ -128,7 +128,7 @@ def test_where_grid_engine_may_start_no_tasks_ssh_does(cell: Bed, tmp_path: Path
     assert "2 processes on 2 hosts by ssh (the parallel environment loose has control_slaves FALSE)" in result.out
 
 
-@extended
+@pytest.mark.extended
 def test_a_job_with_a_time_limit_stops_before_it_and_goes_on(cell: Bed, tmp_path: Path) -> None:
     """The limit is known from qstat, and the program is asked in time: Grid Engine itself would kill it at once."""
     (tmp_path / "train.py").write_text(TRAIN)
@@ -141,7 +141,7 @@ def test_a_job_with_a_time_limit_stops_before_it_and_goes_on(cell: Bed, tmp_path
     assert result.out.count("stopped in attempt 1") == result.out.count("done in attempt 2") == 2, result
 
 
-@extended
+@pytest.mark.extended
 @pytest.mark.parametrize("backend", ["mpirun", "ssh"])
 def test_other_backends_use_the_hosts_and_slots_of_the_job(cell: Bed, tmp_path: Path, backend: str) -> None:
     if reason := OPEN_MPI_5.missing():
