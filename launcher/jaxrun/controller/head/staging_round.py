@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import UnavailableError
 from jaxrun.job_events.actions import Action, PrintLine, SendToAgents
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport
 from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied
+from jaxrun.spec.job.worker_assignment import reachable_address
 from jaxrun.text import format_bytes, plural
 
 FAN_OUT = 2  # hosts that copy from one host
