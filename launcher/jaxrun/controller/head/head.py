@@ -318,7 +318,7 @@ class Head:
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:
         """Handle the end of a rank's program, successful or not."""
         told = self._survivors.on_ended(rank, now)
-        return [*told, *self._leave_if_all_ended(now), *self._requests.remove_rank(rank)]
+        return [*told, *self._leave_if_all_ended(now), *self._requests.remove_rank(rank, now)]
 
     def _leave_if_all_ended(self, now: float) -> list[Action]:
         if self.phase is JobPhase.TERMINATING:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.certificates import CertificateAuthority
+from jaxrun.controller.head.round import Round
 from jaxrun.controller.head.staging_round import StagingRound
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.job_events.actions import Action, PrintLine, Send, SendToAgents
@@ -239,8 +240,8 @@ class HostProbes:
 
     def __init__(self, registry: AgentRegistry) -> None:
         self._registry = registry
-        self._facts: dict[AgentId, HostFacts] = {}
-        self._results: dict[AgentId, PeerResults] = {}
+        self._facts: dict[AgentId, HostFacts] = {}  # sent unasked, after each report
+        self._round: Round[AgentId, PeerResults] | None = None  # None until the agents are told to connect
 
     @property
     def complete(self) -> bool:
@@ -257,12 +258,15 @@ class HostProbes:
         Raises UnavailableError once all have tried, if some hosts cannot connect: a job on them would hang.
         """
         if isinstance(event, PeerResults):
-            self._results[event.agent] = event
-            if not self._awaited and any(results.errors for results in self._results.values()):
+            is_last = self._round is not None and self._round.add(event.agent, event)
+            if is_last and self._round is not None and any(one.errors for one in self._round.answers.values()):
                 raise UnavailableError("the hosts cannot all connect to each other, so no job was started")
             return []
         self._facts[event.agent] = event
-        return [SendToAgents(self._probing, self._order())] if self._knows_all and self._probing else []
+        if not self._knows_all or not self._probing:
+            return []
+        self._round = Round(self._probing)
+        return [SendToAgents(self._probing, self._order())]
 
     @property
     def _knows_all(self) -> bool:
@@ -276,7 +280,7 @@ class HostProbes:
 
     @property
     def _awaited(self) -> set[AgentId]:
-        return set(self._probing) - self._results.keys()
+        return self._round.missing if self._round is not None else set(self._probing)
 
     def _order(self) -> ProbePeers:
         facts, reports = {agent: self._facts[agent] for agent in self._probing}, self._registry.reports

@@ -96,7 +96,10 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
         lines += ["", f"variables that each agent sets for its worker, as torchrun does: {', '.join(TORCH_VARIABLES)}"]
     if removed := (*plan.unset_env, *command.unset_env):
         lines += ["", f"variables that jaxrun removes: {', '.join(removed)}"]
-    lines += ["", "devices, cores, threads and the coordinator's address (?) are decided when all agents have reported."]
+    lines += [
+        "",
+        "devices, cores, threads and the coordinator's address are decided when all agents have reported.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -122,7 +125,7 @@ def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]],
 def _row(plan: Plan, worker: Worker) -> tuple[str, ...]:
     """Return the row of a worker; devices and cores are unknown until its agent has reported."""
     place = (str(worker.rank), worker.host, f"{worker.local_rank} of {worker.local_size}")
-    if not plan.reports:
+    if plan.launch_command is not None:
         return (*place, _UNKNOWN_YET, _UNKNOWN_YET)
     if worker.local_device_ids:
         devices = ", ".join(f"{plan.job.platform}:{ordinal}" for ordinal in worker.local_device_ids)
