@@ -27,9 +27,18 @@ from jaxrun.node.agent.worker_group import OwnForkServer, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
 from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import AgentOrder, AgentReport, RankOrder, StartWorker, StartWorkers
+from jaxrun.protocol.agent_messages import (
+    AgentOrder,
+    AgentReport,
+    ClockProbe,
+    ClockReply,
+    RankOrder,
+    StartWorker,
+    StartWorkers,
+)
 from jaxrun.protocol.auth import new_token
 from jaxrun.protocol.job_record import JobRecord
+from jaxrun.protocol.probe_messages import PeerResults, ProbePeers
 from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied
 from jaxrun.spec.job.plan import Plan
 
@@ -157,8 +166,12 @@ class LocalAgents:
             case CopyStaged():  # the launcher has copied everything to this host
                 for agent in agents:
                     self._head.handle(StagedCopied(agent, 0))
-            case _:
-                raise AssertionError("hosts that are one machine have one clock and one network: nobody asks for them")
+            case ClockProbe():
+                for agent in agents:
+                    self._head.handle(ClockReply(agent, order.asked_at, time.time()))
+            case ProbePeers():  # hosts that are one machine reach each other
+                for agent in agents:
+                    self._head.handle(PeerResults(agent, {}, {}))
 
     def look_for_hosts(self, agents: tuple[AgentId, ...]) -> None:
         """The job has no other."""
