@@ -53,6 +53,7 @@ from jaxrun.protocol.worker_messages import (
     StartCoordinator,
 )
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
@@ -377,7 +378,7 @@ def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared
     """Where the agents of a job of so many ranks report; `wanted` are fields of its Job."""
     job = Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", "processes": size, **wanted})
     command = LaunchCommand(
-        "open-mpi", "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
+        OPEN_MPI, "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
     )
     plan = plan_remote(job, {}, JOB_ID, command, ["?"] * size)
     return AgentRegistry(

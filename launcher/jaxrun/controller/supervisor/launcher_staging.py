@@ -22,7 +22,7 @@ from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.staging_messages import STAGE_VENV, Stage, StagedContent, staged_path, use_copies
 from jaxrun.protocol.worker_command import runtime_directory
-from jaxrun.spec.backends.ssh import carries_environment
+from jaxrun.spec.engines.ssh import carries_environment
 from jaxrun.spec.job.job import Job
 from jaxrun.terminal import print_notice
 

@@ -39,7 +39,6 @@ from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.auth import ServerHandshake
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
-from jaxrun.spec.job.cluster_env import starts_all_processes
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.options import HOST_TIMEOUT_S
 from jaxrun.spec.job.plan import Plan
@@ -219,7 +218,7 @@ class RemoteJob:
         launches, agents = self._retired, self._agents
         if agents is not None:
             launch = agents.launched.launch
-            blamed = culprits if starts_all_processes(launch.command.engine) else ()
+            blamed = culprits if launch.command.engine.command else ()
             agents.shut_down(exit_code if self._by_hand else 0, headline=headline, blamed=blamed)
             launch.stop(self._shared.loop, hurry=exit_code != 0 or launch.has_silent)
             agents.close()
@@ -231,7 +230,7 @@ class RemoteJob:
             print_notice(launch.close())
         self._watches.close()
         self._port.close()
-        if agents is not None and agents.launched.launch.command.attached_to and agents.silent_ranks - {0}:
+        if agents is not None and agents.launched.launch.command.attached and agents.silent_ranks - {0}:
             print_notice(abort_job(agents.launched.launch.command, exit_code, self._shared.environ))
 
     def _make_job_info(self, plan: Plan, staged: Staged | None) -> JobInfo:

@@ -45,8 +45,8 @@ def _where(plan: Plan) -> str:
     if command is None:
         hosts = plan.job.simulated_hosts
         return f"on {plural(hosts, 'simulated host') if hosts else 'this machine'}"
-    if command.attached_to:
-        return f"attached to {command.attached_to}"
+    if command.attached:
+        return f"attached to {command.engine.title}"
     known = [host for host in plan.hosts if host != UNKNOWN_HOST]
     on = f"on {plural(len(known), 'host')} " if known else ""
     return f"{on}by {command.title}"
