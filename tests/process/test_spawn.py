@@ -12,7 +12,6 @@ from harness import kill, wait_until
 from msgspec.structs import replace
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME, LaunchProcess
-from jaxrun.controller.supervisor.local_job import setup_of
 from jaxrun.node.agent import spawn
 from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.forkserver import client
@@ -41,6 +40,12 @@ def _plan(*argv):
         device_names=(),
         fork=False,
     )
+
+
+def setup_of(plan, environ, run_dir="", flight_dir=None):
+    """How to start the workers of a plan; `environ` is the agent's own."""
+    workers = tuple(replace(plan.worker_env(worker, run_dir=run_dir), rank_token="cd" * 16) for worker in plan.workers)
+    return spawn.WorkerSetup(plan.argv, plan.base_env(environ), workers, flight_dir, plan.job.wrap)
 
 
 def _spawn(setup, rank):

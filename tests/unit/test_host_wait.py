@@ -16,7 +16,6 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadJob, TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
-from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import make_head
 from jaxrun.controller.supervisor.next_attempt_hosts import plan_next_attempt
@@ -31,6 +30,7 @@ from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_messages import MpiImported
 from jaxrun.spec.engines import by_hand
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.worker_assignment import LauncherSettings
 
 
 class Starting:

@@ -57,7 +57,7 @@ class Interruption(Struct):
     _queries: RankQueries
     _divergence: DivergenceDetector
     _checks: HealthChecks
-    _roster: Roster | None = None  # of a job over hosts
+    _roster: Roster
     _late: tuple[int, ...] = ()
     _places: JobOutcome | None = None  # its stacks and the like: where the ranks were when the signal came
     _stop_signal: tuple[int, float] | None = None  # the signal that asked a polling program to stop, and when
@@ -128,7 +128,7 @@ class Interruption(Struct):
 
     def _describe_agents(self) -> list[Action]:
         """Print which agents are not as usual, if there are such."""
-        text = self._roster.describe() if self._roster is not None else ""
+        text = self._roster.describe()
         return [PrintLine(f"agents: {text}")] if text else []
 
     def _suspend(self) -> list[Action]:

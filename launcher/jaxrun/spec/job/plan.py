@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import HostCheck
+from jaxrun.protocol.agent_messages import AgentReport, HostCheck
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.names import JOB_ID
@@ -106,6 +106,7 @@ class Plan(HidesFields, frozen=True):
     ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None if it does not
     placement:      which hosts and agents have which ranks
     requeue_id:     what the launchers of one requeued job share; empty if it is not requeued
+    reports:        what the agents report that are in the launcher's own process; empty if each has its own
     """
 
     hidden = frozenset({"set_env"})
@@ -126,6 +127,7 @@ class Plan(HidesFields, frozen=True):
     ends_at: float | None = None
     placement: Placement = UNPLACED
     requeue_id: str = ""
+    reports: Mapping[AgentId, AgentReport] = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[str, ...]:
