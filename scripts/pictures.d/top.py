@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jaxrun.analysis.diagnosis.snapshot import Overview
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
 from jaxrun.frontends.top.finding import describe_finding
 from jaxrun.frontends.top.samples import take_samples

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.helpers import Helpers
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import format_snapshot
 from jaxrun.protocol.flight import Flight
@@ -21,7 +21,7 @@ def findings(*names, places=None, hosts=None, helpers=None):
     """The findings if rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
     present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
     flights = {rank: Flight(sites=dict(enumerate((site,) for site in known))) for rank, known in (places or {}).items()}
-    snapshot = Snapshot(
+    snapshot = JobStacks(
         time=0.0,
         hosts=hosts or dict.fromkeys(range(len(names)), "h1"),
         dumps={rank: text for rank, (text, _) in present.items()},
@@ -72,7 +72,7 @@ _IDLE = dump(f"SITE/jaxrun/protocol/gang_messages.py 9 read\nSITE/jaxrun_runtime
 )
 def test_a_rank_of_a_gang_that_has_raised_has_not_returned_early(raised, idle, said):
     waiting, kernel = sample("process_allgather")
-    snapshot = Snapshot(
+    snapshot = JobStacks(
         0.0, dict.fromkeys(range(3), "h1"), {0: waiting, 1: waiting, 2: _IDLE}, {0: kernel, 1: kernel}, raised=raised
     )
     text = " ".join(format_snapshot(snapshot).split())
@@ -216,7 +216,7 @@ def test_a_compilation_goes_on_by_itself_unless_gpus_compile_together_and_some_r
         for rank, name in enumerate(names)
         if name == "compiling"
     }
-    snapshot = Snapshot(
+    snapshot = JobStacks(
         time=0.0,
         hosts=dict.fromkeys(range(3), "h1"),
         dumps={rank: sample(name)[0] for rank, name in enumerate(names) if name != "finished"},

@@ -5,8 +5,9 @@ from deadlock_samples import ENTRY, FUTEX, SYNC, dump
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.doing import StandingOut
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax, main_stack
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
@@ -50,7 +51,7 @@ def in_function(function, number=1):
 def explain(flights, dumps, finished=()):
     hosts = dict.fromkeys({*flights, *dumps, *finished}, "h1")
     waits = dict.fromkeys(dumps, FUTEX)
-    return list(map(str, explain_deadlock(Snapshot(100.0, hosts, dumps, waits, flights, finished))))
+    return list(map(str, explain_deadlock(JobStacks(100.0, hosts, dumps, waits, flights, finished))))
 
 
 def stack(function):

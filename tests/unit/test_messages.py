@@ -15,7 +15,8 @@ from msgspec import Struct
 from msgspec.structs import fields
 from values_by_type import Values
 
-from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.protocol import auth
@@ -124,7 +125,7 @@ def test_every_message_of_a_jobs_socket_reads_back_the_same(kind):
     round_trip()
 
 
-@pytest.mark.parametrize("kind", [Overview, Snapshot], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Overview, JobStacks], ids=lambda kind: kind.__name__)
 def test_every_answer_reads_back_the_same(kind):
     @FEW
     @given(VALUES.of(kind))

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from jaxrun.analysis.diagnosis.doing import Doing
-from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
+from jaxrun.analysis.diagnosis.overview import Overview, RankEnd
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.cli.main import main
 from jaxrun.frontends.http_server import parse_request

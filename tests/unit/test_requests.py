@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
+from jaxrun.analysis.diagnosis.overview import Overview, RankEnd
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, calls_per_step, plan_profile
 from jaxrun.controller.head import requests
 from jaxrun.controller.head.head_state import JobPhase

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.analysis.diagnosis import stacks
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
 from jaxrun.analysis.verdict.stack_text import format_snapshot
@@ -198,7 +198,7 @@ HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 
 def look(dumps, flights, **more):
     waits = dict.fromkeys(dumps, "futex_wait_queue")
-    return Snapshot(160.0, HOSTS, dumps, waits, flights, **more)
+    return JobStacks(160.0, HOSTS, dumps, waits, flights, **more)
 
 
 def test_each_group_says_how_far_its_ranks_have_come():

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from ras_answers import communicator, json_answer
 from simulation import IN_JAX, IN_QUEUE
 
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.nccl_ras import parse_answer
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.verdict.decide import leave_out_told
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
@@ -288,7 +288,7 @@ def test_where_ci_is_set_the_limit_is_on_and_0_turns_it_off():
 
 def test_a_notice_without_an_explanation_says_where_the_ranks_are():
     waits = {0: "futex_do_wait", 1: "futex_do_wait", 2: ""}
-    snapshot = Snapshot(0.0, dict.fromkeys(range(3), "h1"), {0: IN_JAX, 1: IN_JAX, 2: ""}, waits)
+    snapshot = JobStacks(0.0, dict.fromkeys(range(3), "h1"), {0: IN_JAX, 1: IN_JAX, 2: ""}, waits)
     assert format_stall_notice(snapshot, 31.4, Path("runs/3")) == (
         "no progress for 31 s: ranks 0-1 are at train.py:2 <module>, in JAX: _value; "
         "rank 2 gives no answer: it blocks signals, or is about to end · more: jaxrun stacks runs/3"

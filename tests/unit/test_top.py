@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 import jaxrun
 from jaxrun.analysis.diagnosis.doing import Doing, StandingOut
-from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
+from jaxrun.analysis.diagnosis.overview import Overview, RankEnd
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import CallRate

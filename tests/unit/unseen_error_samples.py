@@ -2,7 +2,7 @@
 
 from deadlock_samples import FUTEX, dump
 
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.protocol.error_chain import ChainedError, ThreadNotes, format_notes
 
@@ -21,7 +21,7 @@ def noted(text, *, main=None, threads=()):
 
 
 def snapshot(*dumps, helpers=None, finished=()):
-    return Snapshot(
+    return JobStacks(
         time=0.0,
         hosts=dict.fromkeys(range(len(dumps)), "h1"),
         dumps=dict(enumerate(dumps)),

@@ -32,7 +32,7 @@ from jaxrun.records.document_types import (
 
 if TYPE_CHECKING:
     from jaxrun.analysis.diagnosis.error_choice import HandledError
-    from jaxrun.analysis.diagnosis.snapshot import Snapshot
+    from jaxrun.analysis.diagnosis.job_stacks import JobStacks
     from jaxrun.analysis.verdict.goodput_text import Goodput, Period
     from jaxrun.analysis.verdict.verdict import Verdict
     from jaxrun.frontends.top.view import View
@@ -179,7 +179,7 @@ def stopped(run_dir: Path, verdict: Verdict | None) -> str:
     )
 
 
-def stacks(run_dir: Path, snapshot: Snapshot, text: str) -> str:
+def stacks(run_dir: Path, snapshot: JobStacks, text: str) -> str:
     """Where all ranks are; `text` is what people are shown."""
     from jaxrun.analysis.diagnosis.stacks import main_stack
     from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of

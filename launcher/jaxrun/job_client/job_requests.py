@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S
-from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
 from jaxrun.analysis.verdict.verdict import Verdict
@@ -35,13 +36,13 @@ def request_overview(job: RunningJob) -> Overview:
     return _parse(Overview, job.ask(OverviewRequest()))
 
 
-def request_snapshot(job: RunningJob, *, native: bool = False) -> Snapshot:
+def request_snapshot(job: RunningJob, *, native: bool = False) -> JobStacks:
     """Return where all ranks are now; with `native`, with C frames. Raises UnavailableError if no answer comes."""
     timeout = ANSWER_TIMEOUT_S + NCCL_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
-    return _parse(Snapshot, job.ask(StacksRequest(native), timeout))
+    return _parse(JobStacks, job.ask(StacksRequest(native), timeout))
 
 
-def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = False) -> str:
+def format_stacks(snapshot: JobStacks, *, full: bool = False, native: bool = False) -> str:
     """Write where all ranks are, in groups; with `full` all frames of each rank, with `native` C frames, too."""
     if not snapshot.dumps:
         return "no rank has stacks to show yet"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, NextAttempt, RankOrder, Shutdown
@@ -46,7 +46,7 @@ class PrintLine(Struct, frozen=True):
 class PrintSnapshot(Struct, frozen=True):
     """Print where the ranks are; `heading` precedes it on the same line."""
 
-    snapshot: Snapshot
+    snapshot: JobStacks
     heading: str = ""
 
 
@@ -57,7 +57,7 @@ class PrintStallNotice(Struct, frozen=True):
     is_as_before:  the last notice was about the same, so only the time is new
     """
 
-    snapshot: Snapshot
+    snapshot: JobStacks
     idle_s: float
     limit_s: float = 0.0
     is_as_before: bool = False

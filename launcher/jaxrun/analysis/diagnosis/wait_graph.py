@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.error_choice import HandledError
 from jaxrun.analysis.diagnosis.helpers import Helpers
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState, find_rank_states
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing_ranks
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight
@@ -161,7 +161,7 @@ def find_wait_graph(
     return WaitGraph(ranks, frozenset(finished), joint)
 
 
-def wait_graph_of(snapshot: Snapshot, finished: Collection[int] | None = None) -> WaitGraph:
+def wait_graph_of(snapshot: JobStacks, finished: Collection[int] | None = None) -> WaitGraph:
     """Return the picture of a snapshot; `finished`, if given, replaces the snapshot's finished ranks."""
     graph = find_wait_graph(
         snapshot.flights,

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import ACTIVITY_WORDS, WAITING, Activity, RankState
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Ending
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, wait_graph_of
 from jaxrun.analysis.lockstep.joint_waits import MissingRanks
@@ -132,7 +132,7 @@ class _JobState(Struct, frozen=True):
         return f"{agree('has', len(ranks))} {f'raised {errors.pop()}' if errors and all(errors) else 'finished'}"
 
 
-def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
+def explain_deadlock(snapshot: JobStacks) -> tuple[DeadlockCause, ...]:
     """Return at most two explanations of why the job makes no progress; empty if nothing is certain enough."""
     graph = wait_graph_of(snapshot)
     busy, idle = graph.busy_states, graph.states.keys() - graph.busy_states.keys()

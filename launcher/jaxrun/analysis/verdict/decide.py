@@ -11,9 +11,9 @@ from jaxrun.analysis.diagnosis.consequences import Fate
 from jaxrun.analysis.diagnosis.error_choice import HandledError, find_handled_errors, find_interrupted_error
 from jaxrun.analysis.diagnosis.helpers import failed_saves_of
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import WAITING
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits, find_failed_endings
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.analysis.lockstep import divergence_text
@@ -237,7 +237,7 @@ def _finished(outcome: JobOutcome) -> tuple[int, ...]:
     return tuple(worker.rank for worker in outcome.workers if worker.finished)
 
 
-def _add_unseen_error(verdict: Verdict, snapshot: Snapshot, *, is_told: bool) -> Verdict:
+def _add_unseen_error(verdict: Verdict, snapshot: JobStacks, *, is_told: bool) -> Verdict:
     """Name the exception that a rank handled when the job was stopped, which nobody has seen, as the likely cause.
 
     is_told:  whether the headline names it already
@@ -259,7 +259,7 @@ def _show_unseen_error(verdict: Verdict, errors: Mapping[int, HandledError]) -> 
     return replace(verdict, intro=intro, traceback=format_frames(errors[first].choice.chosen)), alike
 
 
-def _ranks_with_told_threads(snapshot: Snapshot) -> set[int]:
+def _ranks_with_told_threads(snapshot: JobStacks) -> set[int]:
     """Return the ranks of which the explanation of a hang names the threads, or the background saves, that failed."""
     graph = wait_graph_of(snapshot)
     saves = {rank for rank, handled in graph.unseen_errors.items() if handled.save is not None}
@@ -297,9 +297,9 @@ def _describe_early_exit(verdict: Verdict, outcome: JobOutcome, decided: float) 
     return replace(verdict, victims={rank: fate for rank, fate in fates.items() if rank not in verdict.culprits})
 
 
-def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, finished: Iterable[int]) -> Snapshot:
+def _snapshot(outcome: JobOutcome, hosts: Mapping[int, str], decided: float, finished: Iterable[int]) -> JobStacks:
     """Return where the ranks were when the head decided to stop the job."""
-    return Snapshot(
+    return JobStacks(
         decided,
         hosts,
         dumps=outcome.stacks,

@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.error_choice import find_handled_errors
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import ACTIVITY_WORDS, Activity
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack, crashed_stack, main_stack
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.lockstep.straggler import Straggler
@@ -69,7 +69,7 @@ class Place(Struct, frozen=True):
         return f"{self.line}{separator}in {self.inside}" if self.inside else self.line
 
 
-def format_snapshot(snapshot: Snapshot, *, is_told: bool = False) -> str:
+def format_snapshot(snapshot: JobStacks, *, is_told: bool = False) -> str:
     """Write who waits for whom, which ranks are where, and who slows the job down; empty if no rank has stacks.
 
     is_told:  a headline has said who waits for whom, so only the advice about it is left
@@ -84,7 +84,7 @@ def format_snapshot(snapshot: Snapshot, *, is_told: bool = False) -> str:
     return "\n".join([*map(wrap_prose, sentences), places, *map(wrap_prose, slow)])
 
 
-def format_places(snapshot: Snapshot) -> str:
+def format_places(snapshot: JobStacks) -> str:
     """Write which ranks are where, and how many calls each has made; empty if no rank has stacks."""
     flights = snapshot.flights
 
@@ -103,7 +103,7 @@ def format_places(snapshot: Snapshot) -> str:
     return f"{groups}\n{who} {have} finished{f', {made}' if made else ''}."
 
 
-def describe_stall(snapshot: Snapshot) -> str:
+def describe_stall(snapshot: JobStacks) -> str:
     """Write `rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…)`, or else where the ranks are."""
     explanations = explain_deadlock(snapshot)
     what = explanations[0].what if explanations else _list_places(snapshot)
@@ -113,7 +113,7 @@ def describe_stall(snapshot: Snapshot) -> str:
 
 
 def format_stall_notice(
-    snapshot: Snapshot, idle_s: float, run_dir: Path | None, *, limit_s: float = 0.0, is_as_before: bool = False
+    snapshot: JobStacks, idle_s: float, run_dir: Path | None, *, limit_s: float = 0.0, is_as_before: bool = False
 ) -> str:
     """Write `no progress for 30 s: rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…) · more: …`.
 
@@ -241,7 +241,7 @@ def _names(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     return format_ranges(ranks) + (f" ({where.pop()})" if has_several_hosts(hosts) and len(where) == 1 else "")
 
 
-def _list_places(snapshot: Snapshot) -> str:
+def _list_places(snapshot: JobStacks) -> str:
     """Write `ranks 0-2 are at train.py:88 step, in JAX: block_until_ready; rank 3 is at data.py:31 load`."""
     groups = group_by_place(snapshot.dumps, snapshot.waits, snapshot.raised)
     shown = [_describe_group(ranks, place, snapshot) for place, ranks in groups[:_MAX_GROUPS]]
@@ -249,7 +249,7 @@ def _list_places(snapshot: Snapshot) -> str:
     return "; ".join([*shown, *left])
 
 
-def _describe_group(ranks: Sequence[int], place: Place, snapshot: Snapshot) -> str:
+def _describe_group(ranks: Sequence[int], place: Place, snapshot: JobStacks) -> str:
     who = format_ranks_on_hosts(ranks, snapshot.hosts)
     if place.silent:
         return f"{who} {'gives' if len(ranks) == 1 else 'give'} {place.format()}"

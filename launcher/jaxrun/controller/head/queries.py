@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.helpers import Helpers, helpers_of
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S, ProcessIdentity, locate_ranks
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.analysis.lockstep.straggler import Straggler
@@ -123,10 +123,10 @@ class RankQueries:
 
     def snapshot(
         self, replies: Replies, now: float, *, native: bool = False, nccl: NcclReport | None = None
-    ) -> Snapshot:
+    ) -> JobStacks:
         """Return where the ranks are that have replied to `ask_stacks`, and NCCL's report from `ask_nccl`."""
         workers = self._state.workers
-        return Snapshot(
+        return JobStacks(
             time=now,
             hosts=workers.hosts,
             dumps=stacks_of(replies),

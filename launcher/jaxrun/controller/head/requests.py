@@ -12,7 +12,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.snapshot import Overview, find_end
+from jaxrun.analysis.diagnosis.overview import Overview, find_end
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, plan_profile, steps_in
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.editor_debuggers import EditorDebuggers

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.analysis.verdict.stack_text import describe_stall
 from jaxrun.controller.head.head_state import HeadState, ToldStall
@@ -118,13 +118,13 @@ class StallChecks(Struct):
         return [PrintStallNotice(snapshot, check.idle_s, limit_s, is_as_before)]
 
 
-def have_explained(state: HeadState, snapshot: Snapshot) -> bool:
+def have_explained(state: HeadState, snapshot: JobStacks) -> bool:
     """Whether the last notice has told who waits for whom, and it is still so in this snapshot."""
     told = state.stall
     return told is not None and told.who_waits == _who_waits(snapshot)
 
 
-def _who_waits(snapshot: Snapshot) -> Hashable:
+def _who_waits(snapshot: JobStacks) -> Hashable:
     """Return what each rank does, and NCCL's finding, to compare them with another snapshot's."""
     states, nccl = wait_graph_of(snapshot).states, snapshot.nccl
     return (

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.frontends.gang.gang_errors import GangError, GangStartError, WorkerDied
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
@@ -167,14 +167,14 @@ class GangJob:
             return [rank for rank in ranks if rank in flights and flights[rank].compiling is not None]
         return []
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> JobStacks:
         """Return where all ranks are. Raises GangError, UnavailableError or UsageError without an answer."""
         if self.stopped:
             raise GangError("their job is stopped")
         return request_snapshot(self.launcher.job)
 
     def stacks(self, *, full: bool = False, raised: Mapping[int, str] | None = None) -> str:
-        """Return the same as text, in groups; with `full`, all frames of each. `raised`: see Snapshot."""
+        """Return the same as text, in groups; with `full`, all frames of each. `raised`: see JobStacks."""
         try:
             return format_stacks(replace(self.snapshot(), raised=raised or {}), full=full)
         except JaxrunError as error:

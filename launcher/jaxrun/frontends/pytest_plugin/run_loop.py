@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.diagnosis.wait_graph import GroupCall, WaitGraph, wait_graph_of
 from jaxrun.analysis.lockstep.compare import find_lags
@@ -193,7 +193,7 @@ class RunLoop:
         lags = find_lags(snapshot.flights) if snapshot is not None else ()
         return "\n".join(found or (format_lag(lag, self._sessions.hosts) for lag in lags[:1]))
 
-    def _rank_result(self, rank: int, died: WorkerDied | None, snapshot: Snapshot | None) -> RankResult:
+    def _rank_result(self, rank: int, died: WorkerDied | None, snapshot: JobStacks | None) -> RankResult:
         progress = self._state.ranks[rank]
         failed_at = progress.first_failure_at
         if progress.calls is not None:
@@ -223,7 +223,7 @@ def describe_abandoned(graph: WaitGraph) -> str:
     return ""
 
 
-def _position(rank: int, snapshot: Snapshot | None) -> tuple[PhaseState, str]:
+def _position(rank: int, snapshot: JobStacks | None) -> tuple[PhaseState, str]:
     """Whether a rank waits or computes, and where it is, as far as it is known."""
     waits, dump = snapshot is None or snapshot.waits.get(rank), snapshot.dumps.get(rank, "") if snapshot else ""
     return PhaseState.STUCK if waits else PhaseState.BUSY, find_place(main_stack(dump)).format()
