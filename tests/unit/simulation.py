@@ -273,7 +273,7 @@ class Simulation:
 
     @property
     def verdict(self):
-        return decide(self.outcome, self.head.hosts, started=0.0, ended=self.now)
+        return decide(self.outcome, started=0.0, ended=self.now)
 
     @property
     def lines(self):

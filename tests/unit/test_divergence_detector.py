@@ -149,7 +149,7 @@ def test_first_calls_that_differ_are_reported_once_and_kept_for_the_verdict(reco
     assert len(record.printed) == 1 and "argument x is float32[32]" in record.lines[0]
     assert record.outcome is None and not sent(record, CallMismatch)
     end_well(record).wait(1)
-    assert record.outcome.reason == "ok" and record.outcome.divergences[0].number == 1
+    assert record.outcome.end.reason == "ok" and record.outcome.divergences[0].number == 1
     text = final_report(record)
     assert "done in" in text and "may be wrong" in text and "argument x is float32[32]" in text
 
@@ -249,7 +249,7 @@ def test_the_end_of_the_job_does_not_wait_forever_for_an_answer(record):
     for rank, key in enumerate("aab"):  # nobody can be asked any more
         record.handle(RecorderSnapshot(rank, flight(key)))
     end_well(record).wait(5)
-    assert record.outcome.reason == "ok" and record.finished_at < 1
+    assert record.outcome.end.reason == "ok" and record.finished_at < 1
 
 
 def test_an_end_that_is_in_step_is_not_put_off(record):
@@ -268,7 +268,7 @@ def test_extra_calls_of_some_ranks_are_reported_after_success(record):
 def test_fewer_calls_of_stopped_ranks_are_not_a_divergence(record):
     record.handle(RecorderSnapshot(1, flight("a", "b")), record.failure(1)).exit(1, 1).wait(0.04)
     record.handle(RecorderSnapshot(0, flight("a")), RecorderSnapshot(2, flight("a"))).wait(5)
-    assert record.outcome.reason == "failed" and record.outcome.divergences == ()
+    assert record.outcome.end.reason == "failed" and record.outcome.divergences == ()
 
 
 def test_a_crash_is_a_consequence_of_ranks_out_of_step(record):
@@ -294,7 +294,7 @@ def test_a_rank_that_went_on_without_a_finished_one_is_stopped_soon(record):
     entered = PendingCall(ALL, 2, 1, 1, 3.0)
     record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered), 2: flight("a")}
     record.handle(RecorderSnapshot(2, flight("a"))).done(2).wait(8)
-    assert record.outcome.reason == "early-exit" and record.outcome.decided_at < 4
+    assert record.outcome.end.reason == "early-exit" and record.outcome.decided_at < 4
 
 
 def differ(job, ours, theirs):
@@ -398,7 +398,7 @@ def test_a_success_out_of_step_is_a_failure_unless_differences_are_only_recorded
 def test_a_success_in_step_is_one_and_so_is_a_preemption_out_of_step(simulate):
     job = simulate(3, lockstep="check").run()
     job.flights = dict.fromkeys(range(3), flight("a", "b"))
-    assert end_well(job).outcome.reason == "ok"
+    assert end_well(job).outcome.end.reason == "ok"
     job = simulate(3, lockstep="check").run().listen()
     job.interrupt(signal.SIGTERM)
     job.flights = same(flight("a", "b"), flight("a", "c"))
@@ -415,7 +415,7 @@ def failing(simulate):
 
 def is_failed(job):
     verdict = job.verdict
-    assert (job.outcome.reason, verdict.outcome, verdict.exit_code) == ("diverged", "diverged", 1)
+    assert (job.outcome.end.reason, verdict.outcome, verdict.exit_code) == ("diverged", "diverged", 1)
     assert verdict.headline.startswith("the ranks were out of step at cross-process call #")
     assert verdict.divergence.startswith("the processes disagree at cross-process call #")
     return final_report(job)
@@ -462,7 +462,7 @@ def test_fail_lets_a_search_for_a_nan_come_to_its_error(failing):
 
 def test_fail_leaves_ranks_in_step_alone(failing):
     failing.flights = dict.fromkeys(range(3), flight("a", "b"))
-    assert end_well(failing).outcome.reason == "ok"
+    assert end_well(failing).outcome.end.reason == "ok"
 
 
 def test_off_reads_nothing(simulate):

@@ -41,7 +41,7 @@ def test_without_progress_the_job_is_warned_once_and_stopped(simulate):
     at, text = job.printed[0]
     assert 30 <= at <= 46 and text.startswith("no progress for ") and "after 60 s of it" in text
     job.wait(20)
-    assert job.outcome.reason == "stall" and set(job.outcome.stacks) == {0, 1, 2}
+    assert job.outcome.end.reason == "stall" and set(job.outcome.end.stacks.dumps) == {0, 1, 2}
     assert 60 <= job.outcome.decided_at <= 62 and job.kills() != []
     assert job.verdict.exit_code == 124 and job.verdict.outcome == "stall" and "no progress" in job.verdict.headline
     assert any("3 ranks" in line for line in job.verdict.details)
@@ -55,7 +55,7 @@ def test_without_either_option_nothing_is_checked(simulate):
 def test_a_little_cpu_time_of_waiting_threads_does_not_count_as_progress(simulate):
     job = simulate(3, **SILENT).run()
     job.cpu = lambda now: 0.01 * now
-    assert job.wait(80).outcome.reason == "stall"
+    assert job.wait(80).outcome.end.reason == "stall"
 
 
 def test_a_job_that_was_silent_for_long_and_goes_on_may_be_silent_again(simulate):
@@ -84,7 +84,7 @@ def test_ranks_that_wait_are_reported_and_the_job_continues(simulate):
         "train.py:2 <module>, and ranks 0-1 wait for it in JAX (train.py:2 <module>) · more: Ctrl-\\ (SIGQUIT)"
     )
     assert job.lines[1] == "no progress for 60 s, as before · more: Ctrl-\\ (SIGQUIT)"
-    assert job.done(0, 1, 2).exit(0, 0, 1, 2).outcome.reason == "ok"
+    assert job.done(0, 1, 2).exit(0, 0, 1, 2).outcome.end.reason == "ok"
 
 
 def test_a_notice_tells_again_who_waits_for_whom_if_that_has_changed_or_there_was_progress(simulate):
@@ -245,7 +245,7 @@ def test_the_end_of_a_stalled_job_says_what_nccl_says(on_gpus):
     job.nccl = BEHIND
     job.wait(100)
     assert asked(job)[-2:] == [("nccl at the end", (0,)), ("identity", (0, 1, 2))]
-    assert job.outcome.reason == "stall" and job.verdict.exit_code == 124
+    assert job.outcome.end.reason == "stall" and job.verdict.exit_code == 124
     half, (details,) = job.lines[0], job.verdict.details
     assert f"{IS_BEHIND}." in " ".join(details.split()) and f"; {IS_BEHIND}; " in half
 
@@ -256,7 +256,7 @@ def test_a_rank_that_crashes_because_nccl_was_asked_at_the_end_is_not_to_blame(o
     job.wait(62)
     assert asked(job)[-1] == ("nccl at the end", (0,)) and job.kills() == []
     job.exit(-11, 1).wait(100)
-    assert job.outcome.reason == "stall" and job.verdict.exit_code == 124
+    assert job.outcome.end.reason == "stall" and job.verdict.exit_code == 124
     assert job.kills()[0][1] == (0, 2)
 
 
@@ -265,7 +265,7 @@ def test_an_agent_that_never_answers_for_nccl_delays_the_end_for_seconds(on_gpus
     job.stuck_for_nccl = True
     job.wait(100)
     (killed,) = job.kills()
-    assert job.outcome.reason == "stall" and 60_000 < killed[0] < 70_000
+    assert job.outcome.end.reason == "stall" and 60_000 < killed[0] < 70_000
 
 
 def test_jaxrun_stacks_says_what_nccl_says(on_gpus):
@@ -310,7 +310,7 @@ def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, l
     job = simulate(3).run().wait(5)
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     leaves(job).wait(60)
-    assert job.outcome.reason == "early-exit" and job.outcome.stacks == {1: IN_JAX, 2: IN_JAX}
+    assert job.outcome.end.reason == "early-exit" and job.outcome.end.stacks.dumps == {1: IN_JAX, 2: IN_JAX}
     live = (1, 2) if job.outcome.workers[0].status == 0 else (0, 1, 2)
     assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
 
@@ -320,7 +320,7 @@ def test_ranks_that_finish_after_a_first_snapshot_are_not_stuck(simulate):
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     job.done(0).wait(11)
     job.done(1, 2).exit(0, 1, 2).exit(0, 0)
-    assert job.outcome.reason == "ok"
+    assert job.outcome.end.reason == "ok"
 
 
 STUCK, MIXED = {1: IN_JAX, 2: IN_JAX}, {1: IN_JAX, 2: IN_QUEUE}

@@ -7,7 +7,7 @@ import pytest
 from calls_by_hand import asynchronous, blocking, flight_after, noisy, shifted, window
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.job_end import Completed
 from jaxrun.analysis.lockstep.call_waits import find_waits
 from jaxrun.analysis.lockstep.straggler import Straggler, WaitTotals
 from jaxrun.analysis.verdict.stack_text import format_snapshot, format_straggler
@@ -150,7 +150,7 @@ def test_a_job_says_at_its_end_who_held_it_up(simulate):
     assert {ranks for _, detail, ranks in job.queries if detail is RankDetail.STACKS} == {(1,)}
     job.handle(*(RecorderSnapshot(rank, flight) for rank, flight in job.flights.items()))
     job.done(0, 1, 2).exit(0, 0, 1, 2)
-    assert job.outcome.reason is EndReason.OK and job.outcome.straggler.frame == "data.py:10 load"
+    assert isinstance(job.outcome.end, Completed) and job.outcome.straggler.frame == "data.py:10 load"
     assert job.verdict.details == (f"{format_straggler(job.outcome.straggler, job.hosts)}.",)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.job_end import EarlyExit, TimedOut
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.controller.head.core_shortage import CoreShortage
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
@@ -80,12 +79,8 @@ class HealthChecks(Struct):
     # ---- the replies
 
     def _end_job(self, replies: Replies, now: float) -> list[Action]:
-        outcome = self._queries.outcome(EndReason.TIMEOUT, replies, now)
-        return self._shutdown.abort(replace(outcome, is_explained=self.have_explained(replies, now)), now)
-
-    def have_explained(self, replies: Replies, now: float) -> bool:
-        """Whether the last notice has told who waits for whom, and it is still so."""
-        return have_explained(self._state, self._queries.snapshot(replies, now))
+        stacks = self._queries.snapshot(replies, now)
+        return self._shutdown.abort(TimedOut(stacks, have_explained(self._state, stacks)), now)
 
     def _check_early_exit(self, detector: EarlyExitDetector, replies: Replies, now: float) -> list[Action]:
         if not self._state.is_healthy:
@@ -93,7 +88,7 @@ class HealthChecks(Struct):
         finished = self._state.workers.live_reported
         graph = find_wait_graph(self._state.flights, stacks_of(replies), kernel_waits_of(replies), finished=finished)
         if detector.check(replies, graph, now):
-            return self._shutdown.abort(self._queries.outcome(EndReason.EARLY_EXIT, replies, now), now)
+            return self._shutdown.abort(EarlyExit(self._queries.snapshot(replies, now)), now)
         self._look_for_waits_later(detector, now)
         return []
 

@@ -12,7 +12,6 @@ from functools import partial
 from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.helpers import Helpers, helpers_of
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
 from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S, ProcessIdentity, locate_ranks
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
@@ -153,18 +152,6 @@ class RankQueries:
         failures = {rank: own_thread_failures(self._state.workers.outcome(rank, now)) for rank in replies}
         lost = {rank: self._state.workers.lost_pool_workers(rank) for rank in replies}
         return helpers_of(replies, failures, lost)
-
-    def outcome(self, reason: EndReason, replies: Replies, now: float) -> JobOutcome:
-        """Return the outcome of a job that ends because of where its ranks are."""
-        return JobOutcome(
-            reason,
-            stacks=stacks_of(replies),
-            kernel_waits=kernel_waits_of(replies),
-            flights=dict(self._state.flights),
-            platform=self._state.platform,
-            helpers=self.helpers(replies, now),
-            decided_at=now,
-        )
 
     def handle(self, reply: RankReply, now: float) -> list[Action]:
         pending = self._pending.get(reply.number)

@@ -11,7 +11,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Stalled
 from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.analysis.verdict.stack_text import describe_stall
@@ -91,19 +91,19 @@ class StallChecks(Struct):
 
     def _end(self, check: StallCheck, replies: Replies, now: float) -> list[Action]:
         """End the job, once NCCL has said what it knows."""
-        outcome = self._queries.outcome(EndReason.STALL, replies, now)
+        text = ""
         if self._detector.longest_s is not None:
             idle, longest = format_seconds(check.idle_s), format_seconds(self._detector.longest_s)
             text = f"no rank has made a call for {idle}; the longest before was {longest}."
-            outcome = replace(outcome, text=text)
-        self._shutdown.prepare_abort(outcome)
-        return self._queries.ask_nccl(replies, partial(self._end_stalled, outcome, replies), now, at_end=True)
+        end = Stalled(self._queries.snapshot(replies, now), text=text)
+        self._shutdown.prepare_abort(end, now)
+        return self._queries.ask_nccl(replies, partial(self._end_stalled, end), now, at_end=True)
 
-    def _end_stalled(self, outcome: JobOutcome, replies: Replies, nccl: NcclReport | None, now: float) -> list[Action]:
-        if self._state.outcome is not outcome:  # something else has ended the job meanwhile
+    def _end_stalled(self, end: Stalled, nccl: NcclReport | None, now: float) -> list[Action]:
+        if self._state.end is not end:  # something else has ended the job meanwhile
             return []
-        is_explained = have_explained(self._state, self._queries.snapshot(replies, now, nccl=nccl))
-        self._state.decide(replace(outcome, nccl=nccl, is_explained=is_explained))
+        stacks = replace(end.stacks, nccl=nccl)
+        self._state.refine(replace(end, stacks=stacks, is_explained=have_explained(self._state, stacks)))
         return self._shutdown.kill_all(now)
 
     def _tell(self, check: StallCheck, replies: Replies, nccl: NcclReport | None, now: float) -> list[Action]:

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from msgspec import Struct
-
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import stall_patience
 from jaxrun.controller.head.agent_registry import AgentRegistry
@@ -54,13 +52,6 @@ from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.names import GANG_ADDRESS, POD_MARKER
 from jaxrun.spec.job.option_kinds import AUTO_S
 from jaxrun.spec.job.plan import Plan
-
-
-class AttemptResult(Struct, frozen=True):
-    """How an attempt ended; `hosts` has the host of each rank, as far as it was known then."""
-
-    outcome: JobOutcome
-    hosts: Mapping[int, str]
 
 
 class AgentLink(Protocol):

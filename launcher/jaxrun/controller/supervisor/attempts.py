@@ -186,8 +186,7 @@ def _run_attempt(
         shared.output.begin_attempt(log_dir)
     attempt = AttemptStarted(job.listen_addresses, plan.restart_reason, len(plan.hosts), plan.placement.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
-    result = job.run_attempt(plan, record)
-    outcome = result.outcome
-    verdict = decide.decide(outcome, result.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
+    outcome = job.run_attempt(plan, record)
+    verdict = decide.decide(outcome, started=began, ended=time.time(), timeout=plan.job.timeout)
     verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.placement.notes)))
     return replace(verdict, attempt=plan.attempt, before=before, left_out=tuple(plan.placement.left_out)), outcome

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import HostCheckFailed
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.supervisor.attempt_head import AttemptHead
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, make_head
 from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.job_events.events import LauncherSignalled
 from jaxrun.node.agent.agent import Agent
@@ -44,14 +45,14 @@ class LocalJob:
         self._forks = fork_server is not None
         self._gpu_memory: GpuMemory | None = None
 
-    def run_attempt(self, plan: Plan, record: JobRecord) -> AttemptResult:
+    def run_attempt(self, plan: Plan, record: JobRecord) -> JobOutcome:
         """Run the workers to their end; nothing that they started is left, and all their output is delivered.
 
         record:  what is known of the job as the attempt begins
         """
         shared = self._shared
         if (check := plan.host_check) and (failure := self._check_hosts(check, plan)):
-            return AttemptResult(failure, plan.host_of)
+            return failure
         self._wait_for_gpus(plan)
         head = AttemptHead(shared, make_head(plan, shared, record), plan.attempt, preload=plan.job.preload)
         workers = self._prepare_workers(plan)
@@ -62,11 +63,11 @@ class LocalJob:
         kill_all(keep=(shared.guard.pid, *self._fork_server.pids, *shared.outside.notifier.pids))
         agent.close()
         head.loop.close()
-        return AttemptResult(outcome, head.hosts)
+        return outcome
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, which is the same one."""
-        return Stop() if outcome.failed_checks else plan
+        return Stop() if isinstance(outcome.end, HostCheckFailed) else plan
 
     def stop(self, exit_code: int, headline: str = "", culprits: Collection[int] = ()) -> None:
         """Release everything that was kept for another attempt."""
@@ -108,7 +109,7 @@ class LocalJob:
             failed |= {rank: failure} if failure else {}
         if not failed:
             return None
-        return JobOutcome(EndReason.UNAVAILABLE, text=str(HostCheckError(failed, hosts)), failed_checks=failed)
+        return JobOutcome(HostCheckFailed(str(HostCheckError(failed, hosts)), failed=failed), hosts)
 
     def _wait_for_gpus(self, plan: Plan) -> None:
         """Before the first of several attempts, note how much of the GPUs is used; before the others, wait for it."""
