@@ -19,7 +19,7 @@ from jaxrun.frontends.top.watch import join_lines
 from jaxrun.job_client.running_job import RunningJob, find_running_job
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 
 WIDTH, HEIGHT = 96, 14
 LOOKS = 40

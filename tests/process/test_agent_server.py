@@ -31,7 +31,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.spec.job.rank_placement import agents_by_rank
 

@@ -61,7 +61,7 @@ from jaxrun.protocol.job_messages import (
     Request,
     SignalOrder,
 )
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
+from jaxrun.protocol.query_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
 from jaxrun.records.event_log.event_log import format_line
 from jaxrun.spec.job.rank_placement import agents_by_rank

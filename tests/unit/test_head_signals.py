@@ -1,4 +1,4 @@
-"""The head under signals that end no job and under time limits, snapshots on request, and agents that do not answer.
+"""The head under signals that end no job and under time limits, stacks on request, and agents that do not answer.
 
 The signals that end a job are in test_interruption.py.
 """
@@ -17,7 +17,7 @@ from jaxrun.controller.head.job_shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
 from jaxrun.job_events.actions import AnswerRequest, Send
 from jaxrun.job_events.events import LauncherSignalled, Requested, Resumed
 from jaxrun.protocol.job_messages import StacksRequest
-from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
+from jaxrun.protocol.query_messages import ProcessState, RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Exit, Interrupted
 
 
@@ -77,7 +77,7 @@ def test_after_ctrl_z_a_rank_that_works_in_jax_is_not_taken_for_one_that_waits_f
     job = simulate(2).run()
     job.stacks, job.cpu = {1: IN_JAX}, lambda now: 0.5 * now
     job.done(0).wait(11)
-    assert job.queries[-1][1] is RankDetail.STACKS, "one snapshot was taken; the next one must agree"
+    assert job.queries[-1][1] is RankDetail.STACKS, "the ranks were asked once; the next stacks must agree"
     assert suspend(job, 1000.0).wait(60).outcome is None
 
 
@@ -128,8 +128,8 @@ def test_each_request_for_stacks_gets_its_answer_and_c_frames_if_it_asks_for_the
     assert isinstance(answered, AnswerRequest) and answered.number == "b" and answered.answer.content.natives is None
     (answered,) = job.head.handle(RankReply(0, 1, stacks=IN_QUEUE, native_stacks="gloo"), 0.0)
     assert isinstance(answered, AnswerRequest) and answered.number == "a"
-    snapshot = answered.answer.content
-    assert snapshot.natives == {0: "gloo"} and snapshot.dumps == {0: IN_QUEUE}
+    stacks = answered.answer.content
+    assert stacks.natives == {0: "gloo"} and stacks.dumps == {0: IN_QUEUE}
 
 
 def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):

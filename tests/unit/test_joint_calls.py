@@ -17,7 +17,7 @@ from jaxrun.frontends.pytest_plugin.run_loop import describe_abandoned
 from jaxrun.frontends.top.samples import take_samples
 from jaxrun.protocol.flight import Flight, JointWait
 from jaxrun.protocol.flight_file import GANG_BARRIER, RESTORE, SHOULD_STOP, SNAPSHOT
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 
 SITES = {7: ("/job/train.py:9 main", "/job/train.py:20 <module>")}
 # The frames of ranks that wait in the joint functions, as they were seen.

@@ -43,7 +43,7 @@ from jaxrun.protocol.flight import (
 from jaxrun.protocol.flight_file import EVERY_CALL, LEVELS
 from jaxrun.protocol.forkserver_messages import ForkServerMessage
 from jaxrun.protocol.job_messages import Answer, Answered, AnswerState, Dropped, FromClient, Greeting, ToClient
-from jaxrun.protocol.snapshot_messages import RecorderSnapshot
+from jaxrun.protocol.query_messages import FlightAtEnd
 from jaxrun.protocol.worker_messages import ThreadFailed, WorkerMessage
 from jaxrun.text import format_ranges
 
@@ -327,7 +327,7 @@ def test_a_brief_of_sixteen_calls_and_the_times_of_more_is_short():
         call_counts={"0-3": 16},
         programs={3: ProgramInfo("jit(step)", "a" * 16, "b" * 16, "s at f:1")},
     )
-    assert len(encode(RecorderSnapshot(0, flight))) < 1000 + 30 * len(timings)
+    assert len(encode(FlightAtEnd(0, flight))) < 1000 + 30 * len(timings)
 
 
 def test_queries_of_a_flight():

@@ -14,7 +14,7 @@ from jaxrun.frontends.metrics.__main__ import MetricsPage
 from jaxrun.frontends.metrics.exposition import JobFacts, collect, lost_seconds
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.history.job_log import AttemptLog, RankLog
 

@@ -18,7 +18,7 @@ from jaxrun.protocol.job_messages import (
     OverviewRequest,
     ProfileRequest,
 )
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 
 

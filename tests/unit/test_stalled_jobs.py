@@ -17,7 +17,7 @@ from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.nccl_ras import parse_answer
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.verdict.decide import leave_out_told
-from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
+from jaxrun.analysis.verdict.stack_text import describe_stacks, format_stall_notice
 from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
@@ -25,7 +25,7 @@ from jaxrun.job_events.events import Requested
 from jaxrun.protocol.error_chain import BackgroundSave, ChainedError
 from jaxrun.protocol.flight import TimeTotals
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import ThreadFailed
 
 SILENT = {"stall": 60.0}
@@ -273,7 +273,7 @@ def test_jaxrun_stacks_says_what_nccl_says(on_gpus):
     job.nccl = BEHIND
     job.handle(Requested("a", StacksRequest())).wait(1)
     ((_, answer),) = job.answered
-    assert f"{IS_BEHIND}." in " ".join(format_snapshot(answer.content).split())
+    assert f"{IS_BEHIND}." in " ".join(describe_stacks(answer.content).split())
 
 
 # ---- the options
@@ -288,8 +288,8 @@ def test_where_ci_is_set_the_limit_is_on_and_0_turns_it_off():
 
 def test_a_notice_without_an_explanation_says_where_the_ranks_are():
     waits = {0: "futex_do_wait", 1: "futex_do_wait", 2: ""}
-    snapshot = JobStacks(0.0, dict.fromkeys(range(3), "h1"), {0: IN_JAX, 1: IN_JAX, 2: ""}, waits)
-    assert format_stall_notice(snapshot, 31.4, Path("runs/3")) == (
+    stacks = JobStacks(0.0, dict.fromkeys(range(3), "h1"), {0: IN_JAX, 1: IN_JAX, 2: ""}, waits)
+    assert format_stall_notice(stacks, 31.4, Path("runs/3")) == (
         "no progress for 31 s: ranks 0-1 are at train.py:2 <module>, in JAX: _value; "
         "rank 2 gives no answer: it blocks signals, or is about to end · more: jaxrun stacks runs/3"
     )
@@ -315,7 +315,7 @@ def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, l
     assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
 
 
-def test_ranks_that_finish_after_a_first_snapshot_are_not_stuck(simulate):
+def test_ranks_that_finish_after_a_first_look_are_not_stuck(simulate):
     job = simulate(3).run()
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     job.done(0).wait(11)
@@ -327,10 +327,10 @@ STUCK, MIXED = {1: IN_JAX, 2: IN_JAX}, {1: IN_JAX, 2: IN_QUEUE}
 AT_PROMPT = {1: IN_JAX, 2: PROMPT_IN_JAX}
 IDLE, BUSY = {1: 4.0, 2: 5.0}, {1: 6.0, 2: 7.0}
 ASLEEP, RUNNING = {1: "futex_wait_queue", 2: "futex_wait_queue"}, {1: "futex_wait_queue", 2: ""}
-# Successive snapshots (time, stacks, CPU seconds), what the kernel says, and whether each shows that ranks are stuck;
+# Successive readings (time, stacks, CPU seconds), what the kernel says, and whether each shows that ranks are stuck;
 # rank 0 has finished at 0.
 CHECKS = {
-    "two idle snapshots in JAX are needed": (((10, STUCK, IDLE), (12, STUCK, IDLE)), ASLEEP, [False, True]),
+    "two idle readings in JAX are needed": (((10, STUCK, IDLE), (12, STUCK, IDLE)), ASLEEP, [False, True]),
     "a rank computes": (((10, STUCK, IDLE), (12, STUCK, {1: 4.0, 2: 5.5})), ASLEEP, [False, False]),
     "a little CPU time is no work": (((10, STUCK, IDLE), (12, STUCK, {1: 4.09, 2: 5.0})), ASLEEP, [False, True]),
     "one outside of JAX may still come": (
@@ -353,10 +353,10 @@ def check(detector, now, dumps, cpu, waits=ASLEEP, left_behind=False):
     return detector.check(replies, find_wait_graph(flights, dumps, waits, finished=(0,)), now)
 
 
-@pytest.mark.parametrize(("snapshots", "waits", "stuck"), CHECKS.values(), ids=CHECKS)
-def test_ranks_are_stuck_if_all_sleep_in_jax_without_cpu_time(snapshots, waits, stuck):
+@pytest.mark.parametrize(("readings", "waits", "stuck"), CHECKS.values(), ids=CHECKS)
+def test_ranks_are_stuck_if_all_sleep_in_jax_without_cpu_time(readings, waits, stuck):
     detector = EarlyExitDetector(0.0, has_calls=False)
-    assert [check(detector, *snapshot, waits) for snapshot in snapshots] == stuck
+    assert [check(detector, *reading, waits) for reading in readings] == stuck
 
 
 def test_the_second_check_comes_soon_only_if_the_first_was_suspicious():

@@ -23,7 +23,7 @@ from jaxrun.frontends.top.rows import group_samples
 from jaxrun.frontends.top.samples import RankSample, take_samples
 from jaxrun.frontends.top.view import Pace, View, format_memory, format_pace, lay_out, render, render_pages
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
+from jaxrun.protocol.query_messages import ProcessState, RankReply
 from jaxrun.records.document_types import TopRank
 
 LIKE_OTHERS, SLOW, LATE, STOPPED, FAILED = StandingOut

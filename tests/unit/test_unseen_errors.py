@@ -6,21 +6,21 @@ import pytest
 from deadlock_samples import FUTEX, SYNC, dump
 from msgspec.structs import replace
 from outcomes import HOSTS, RUN_AT, decide, end, failed, weigh, where
-from unseen_error_samples import BAD, JAX, LIBRARY, PROGRAM, noted, sentences, snapshot
+from unseen_error_samples import BAD, JAX, LIBRARY, PROGRAM, noted, sentences, stacks
 
 from jaxrun.analysis.diagnosis.helpers import helpers_of
 from jaxrun.analysis.diagnosis.job_end import EarlyExit, EndedBySignal, Stalled, TimedOut
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
-from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_stall_notice
+from jaxrun.analysis.verdict.stack_text import describe_stacks, find_place, format_stall_notice
 from jaxrun.protocol.error_chain import (
     BackgroundSave,
     ChainedError,
     CoordinationWait,
     ThreadNotes,
 )
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import ThreadFailed
 
 OURS = "SITE/jaxrun_runtime/coordination_waits.py 52 wait_at_barrier"
@@ -52,9 +52,9 @@ def test_an_exception_that_is_handled_while_its_rank_waits_is_the_cause():
         f"at {HERE}, and ranks 0, 2 wait for it {IN_SYNC}"
     )
     assert sentences(IN_BARRIER, HANDLES, IN_BARRIER) == [cause + ADVICE]
-    seen = snapshot(IN_BARRIER, HANDLES, IN_BARRIER)
+    seen = stacks(IN_BARRIER, HANDLES, IN_BARRIER)
     assert cause in format_stall_notice(seen, 30.0, None)
-    assert "bad record in shard 1" in format_snapshot(seen)
+    assert "bad record in shard 1" in describe_stacks(seen)
     assert wait_graph_of(seen).unseen_errors.keys() == {1}
 
 
@@ -122,7 +122,7 @@ def test_an_exception_that_all_ranks_handle_explains_no_difference_between_them(
         "ranks 0-1 handle ValueError: bad record in shard 1 (data.py:31 load) and wait in JAX's barrier 'close' "
         f"at {HERE}{ADVICE}"
     ]
-    assert not wait_graph_of(snapshot(HANDLES, HANDLES)).unseen_errors
+    assert not wait_graph_of(stacks(HANDLES, HANDLES)).unseen_errors
 
 
 WAITS = [

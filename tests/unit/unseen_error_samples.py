@@ -20,7 +20,7 @@ def noted(text, *, main=None, threads=()):
     return "\n".join(blocks)
 
 
-def snapshot(*dumps, helpers=None, finished=()):
+def stacks(*dumps, helpers=None, finished=()):
     return JobStacks(
         time=0.0,
         hosts=dict.fromkeys(range(len(dumps)), "h1"),
@@ -32,4 +32,4 @@ def snapshot(*dumps, helpers=None, finished=()):
 
 
 def sentences(*dumps, **more):
-    return list(map(str, explain_deadlock(snapshot(*dumps, **more))))
+    return list(map(str, explain_deadlock(stacks(*dumps, **more))))

@@ -12,7 +12,7 @@ from jaxrun.analysis.diagnosis.job_outcome import WorkerOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import NOTHING
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.text import format_status
 
 

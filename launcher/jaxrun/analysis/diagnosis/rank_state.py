@@ -28,7 +28,7 @@ from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack
 from jaxrun.lazy_pattern import lazy_pattern
 from jaxrun.protocol.error_chain import GET_KEY, GET_KEY_BYTES, CoordinationWait
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.protocol.query_messages import ProcessState
 
 
 class Activity(enum.Enum):

@@ -1,6 +1,6 @@
 """Explains the common deadlocks, each in one sentence: which rank does what, where, and what to do about it.
 
-A snapshot of a healthy job may show the same for a moment, so the sentences only say what the ranks do.
+The stacks of a healthy job may show the same for a moment, so the sentences only say what the ranks do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxrun.analysis.lockstep.joint_waits import MissingRanks
 from jaxrun.analysis.verdict.error_text import describe_handled, describe_wait
 from jaxrun.analysis.verdict.lost_helpers import describe_lost
 from jaxrun.protocol.flight import Flight, parse_group
-from jaxrun.protocol.snapshot_messages import ChildProcess
+from jaxrun.protocol.query_messages import ChildProcess
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 
 # Activities that other ranks wait for, and advice for each; the most likely cause of a deadlock comes first.
@@ -110,7 +110,7 @@ class DeadlockCause(Struct, frozen=True):
 
 
 class _JobState(Struct, frozen=True):
-    """The activity of each unfinished rank, and the finished ranks; the other fields are the snapshot's."""
+    """The activity of each unfinished rank, and the finished ranks; the other fields are those of JobStacks."""
 
     ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
@@ -132,12 +132,12 @@ class _JobState(Struct, frozen=True):
         return f"{agree('has', len(ranks))} {f'raised {errors.pop()}' if errors and all(errors) else 'finished'}"
 
 
-def explain_deadlock(snapshot: JobStacks) -> tuple[DeadlockCause, ...]:
+def explain_deadlock(stacks: JobStacks) -> tuple[DeadlockCause, ...]:
     """Return at most two explanations of why the job makes no progress; empty if nothing is certain enough."""
-    graph = wait_graph_of(snapshot)
+    graph = wait_graph_of(stacks)
     busy, idle = graph.busy_states, graph.states.keys() - graph.busy_states.keys()
     ended = tuple(sorted((graph.finished - graph.states.keys()) | idle))
-    job = _JobState(busy, snapshot.hosts, ended, snapshot.flights, snapshot.platform, snapshot.raised, snapshot.time)
+    job = _JobState(busy, stacks.hosts, ended, stacks.flights, stacks.platform, stacks.raised, stacks.time)
     joint = [_describe_joint_wait(job, waits) for waits in _standing_joint_waits(job, graph)]
     errors = list(_explain_errors(job))
     if errors and (job.finished or any(not state.errors for state in job.ranks.values())):

@@ -42,10 +42,10 @@ from jaxrun.analysis.verdict.error_lookup import explain_unavailable
 from jaxrun.analysis.verdict.error_text import describe_meanwhile, format_error, format_frames, format_with_place
 from jaxrun.analysis.verdict.exit_code import exit_code
 from jaxrun.analysis.verdict.failure import describe_failed_ending, describe_job_failure, find_told_fault
-from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_straggler
+from jaxrun.analysis.verdict.stack_text import describe_stacks, find_place, format_straggler
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.protocol.flight_file import DIVERGENCE_ERROR
-from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.protocol.query_messages import ProcessState
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, format_seconds, format_signal, plural
 
 _LATENESS_MATTERS = (Completed, OutOfStep, TimedOut, EndedBySignal, Preempted)
@@ -205,12 +205,12 @@ def _describe_stuck(verdict: Verdict, end: TimedOut | Stalled, outcome: JobOutco
     stacks = _complete_stacks(end, outcome)
     if isinstance(end, TimedOut):
         limit = f", --timeout {timeout:g} s" if timeout is not None else ""
-        headline, where = f"not finished within the time limit{limit}.", format_snapshot(stacks)
+        headline, where = f"not finished within the time limit{limit}.", describe_stacks(stacks)
     else:
         causes = explain_deadlock(stacks)
         finding = f": {causes[0].what}" if causes else "."
         headline = f"{_stall_reason(end)}{finding}"
-        where = format_snapshot(stacks, is_told=True)
+        where = describe_stacks(stacks, is_told=True)
     threads = phrasing.describe_thread_failures(outcome.workers, "", _ranks_with_told_threads(stacks))
     verdict = replace(verdict, headline=headline, details=(*filter(None, [where]), *threads))
     is_told = isinstance(end, Stalled)  # an error that a rank handles is the first cause
@@ -233,7 +233,7 @@ def leave_out_told(verdict: Verdict, outcome: JobOutcome) -> Verdict:
         return replace(verdict, headline=f"{_stall_reason(end)}{brief}")
     if isinstance(end, TimedOut) and causes and not verdict.traceback:  # which has its error in the headline
         verdict = replace(verdict, headline=f"{verdict.headline.rstrip('.')}{brief}")
-    full, brief_places = format_snapshot(stacks), format_snapshot(stacks, is_told=True)
+    full, brief_places = describe_stacks(stacks), describe_stacks(stacks, is_told=True)
     told = [str(cause) for cause in causes] if isinstance(end, EndedBySignal) else []
     shown = [brief_places if text == full else text for text in verdict.details]
     return replace(verdict, details=tuple(text for text in shown if text not in told))
@@ -307,7 +307,7 @@ def _describe_early_exit(verdict: Verdict, asked: JobStacks, outcome: JobOutcome
         victims=dict.fromkeys(stacks.dumps, Fate.STOPPED),
         headline=f"{format_ranks(ranks)} finished (status 0){ago}; {waiting}:",
         details=(
-            format_snapshot(stacks, is_told=is_told),
+            describe_stacks(stacks, is_told=is_told),
             *([] if is_advised else [f"{SAME_STEPS}."]),
             *phrasing.describe_thread_failures(outcome.workers, "", _ranks_with_told_threads(stacks)),
         ),

@@ -67,7 +67,7 @@ from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.debugpy_messages import DebugpyFromRank
 from jaxrun.protocol.flight import ToldStep
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
+from jaxrun.protocol.query_messages import FlightAtEnd, ProgramDetailsReply, RankReply
 from jaxrun.protocol.stop_messages import StopEvent
 from jaxrun.protocol.survivor_messages import LiveRanksAsked
 from jaxrun.protocol.worker_messages import Call, DeviceReport, Done, Failed, Hello, MpiImported
@@ -139,7 +139,7 @@ class Head:
             MpiImported: self._on_mpi_imported,
             RankReply: self._queries.handle,
             MemoryShortage: MemoryShortages(self._state, self._queries).handle,
-            RecorderSnapshot: self._on_recorder,
+            FlightAtEnd: self._on_recorder,
             ClockReply: self._stragglers.handle_clock,
             Call: self._divergence.handle_call,
             ProgramDetailsReply: self._divergence.reports.handle_details,
@@ -274,7 +274,7 @@ class Head:
         is_known, self._workers.uses_mpi = self._workers.uses_mpi, True
         return [] if is_known else self._wait.handle_mpi()
 
-    def _on_recorder(self, event: RecorderSnapshot, now: float) -> list[Action]:
+    def _on_recorder(self, event: FlightAtEnd, now: float) -> list[Action]:
         self._state.flights[event.rank] = event.flight
         self._stragglers.handle_recorder(event, now)
         return []

@@ -37,11 +37,11 @@ from jaxrun.controller.head.stall_checks import have_explained
 from jaxrun.controller.head.timers import Then, Timer
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.controller.roster import Roster
-from jaxrun.job_events.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
+from jaxrun.job_events.actions import Action, PrintLine, PrintStacks, SignalRanks, Suspend
 from jaxrun.job_events.events import EndRequested, LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 from jaxrun.protocol.worker_messages import PreemptionNotice
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
@@ -175,7 +175,7 @@ class Interruption(Struct):
         """Ask all ranks where they are, for the verdict, and call `then` once they have answered or had their time."""
 
         def keep(replies: Replies, now: float) -> list[Action]:
-            self._stacks = self._queries.snapshot(replies, now)
+            self._stacks = self._queries.stacks(replies, now)
             self._is_explained = have_explained(self._state, self._stacks)
             if isinstance(self._state.end, EndedBySignal):
                 self._state.refine(self._with_stacks(self._state.end))
@@ -319,7 +319,7 @@ class Interruption(Struct):
         if self._state.phase is not JobPhase.TERMINATING or not isinstance(end, EndedBySignal):
             return []
         heading = f"{self._describe_late(self._late or tuple(replies), now)} · "
-        stacks = self._queries.snapshot(replies, now)
+        stacks = self._queries.stacks(replies, now)
         end = replace(
             end,
             late_stacks={**end.late_stacks, **stacks.dumps},
@@ -327,7 +327,7 @@ class Interruption(Struct):
             is_explained=end.is_explained or bool(wait_graph_of(stacks).unseen_errors),
         )
         self._state.refine(end)
-        return [PrintSnapshot(stacks, heading), *self._kill_late(now)]
+        return [PrintStacks(stacks, heading), *self._kill_late(now)]
 
     def _kill_late(self, now: float) -> list[Action]:
         """Kill the late ranks; rank 0 with the last of the others, because JAX aborts ranks without its coordinator."""

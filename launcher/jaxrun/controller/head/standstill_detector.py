@@ -23,7 +23,7 @@ from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import LOCKSTEP_CHECK, LOCKSTEP_RECORD
-from jaxrun.protocol.snapshot_messages import RankDetail, RankReply
+from jaxrun.protocol.query_messages import RankDetail, RankReply
 
 STANDSTILL_S = 10.0
 _CHECK_S = 2.5

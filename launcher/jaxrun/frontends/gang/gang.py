@@ -336,7 +336,7 @@ class Gang:
 
     def rank_stacks(self) -> JobStacks:
         """Return the same as a value. Raises JaxrunError if the ranks cannot be asked."""
-        return self._job.snapshot()
+        return self._job.rank_stacks()
 
     if not TYPE_CHECKING:  # else every name would be an attribute
 

@@ -84,7 +84,7 @@ class RankSessions:
             self.abandon()
             raise
 
-    def snapshot(self) -> JobStacks | None:
+    def stacks(self) -> JobStacks | None:
         """Return where all ranks are; None if they could not be asked."""
         with contextlib.suppress(JaxrunError):
             return self.gang.rank_stacks()

@@ -14,7 +14,7 @@ from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import NOTHING
-from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
+from jaxrun.protocol.query_messages import ProcessState, RankReply
 from jaxrun.text import format_ranks
 
 _LATE_S = 1.0  # less is no reason to look
