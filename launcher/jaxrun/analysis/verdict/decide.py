@@ -75,36 +75,10 @@ def decide(outcome: JobOutcome, *, started: float, ended: float, timeout: float 
         run=max(0.0, decided - outcome.run_at) if outcome.run_at is not None else None,
         stopping=max(0.0, ended - decided),
     )
-    match outcome.end:
-        case Completed():
-            verdict = replace(verdict, details=tuple(_remarks(outcome)))
-        case RankFailed():
-            verdict = describe_job_failure(verdict, outcome, started=started, ended=ended)
-        case OutOfStep():
-            headline = f"ran to its end in {format_seconds(ended - started)}, {_OUT_OF_STEP}"
-            details = tuple(_remarks(outcome))
-            verdict = replace(verdict, outcome="diverged", headline=headline, advice=_IF_MEANT, details=details)
-        case Diverged(text=why):
-            headline = divergence_text.format_headline(outcome.divergences[0])
-            verdict = replace(verdict, headline=f"{headline}, {why or 'so --lockstep fail ended the job'}")
-        case Refused(text=text):
-            verdict = replace(verdict, headline=f"refused to start the program: {text}")
-        case Unsupported(text=text):
-            verdict = replace(verdict, headline=text)
-        case Unavailable(text=text, traceback=traceback):
-            known = asdict(explain_unavailable(text, traceback))
-            verdict = replace(verdict, headline=text, traceback=traceback, **known)
-        case TimedOut() | Stalled() as end:
-            verdict = _describe_stuck(verdict, end, outcome, timeout)
-        case EarlyExit(stacks=stacks):
-            verdict = _describe_early_exit(verdict, stacks, outcome, decided)
-        case EndedBySignal() as end:
-            verdict = _describe_end_by_signal(verdict, end, outcome, decided, started)
-        case Grown(asked=why):
-            verdict = replace(verdict, headline=f"the program ended with status 0, as should_stop had asked: {why}")
-        case Preempted() as end:
-            verdict = replace(verdict, headline=_describe_preemption(end, outcome))
-    verdict = _add_straggler(_add_divergence(verdict, outcome), outcome)
+    verdict = _add_divergence(_describe_end(verdict, outcome, decided, started, ended, timeout), outcome)
+    if outcome.straggler is not None and isinstance(outcome.end, _LATENESS_MATTERS):
+        slow = f"{format_straggler(outcome.straggler, outcome.hosts)}."
+        verdict = replace(verdict, details=(*verdict.details, slow))
     told = find_told_fault(outcome.workers) if isinstance(outcome.end, RankFailed) else None
     others = [worker for worker in outcome.workers if worker.rank not in outcome.lost or not worker.deadly_fault]
     faults = phrasing.describe_injected_faults(others, outcome.hosts, outcome.run_at, but=told)
@@ -113,6 +87,41 @@ def decide(outcome: JobOutcome, *, started: float, ended: float, timeout: float 
     reached = f"reached {format_step(step)}" if step is not None else ""
     details = (*lost, *faults, *verdict.details, *_describe_unanswered(outcome))
     return replace(verdict, details=details, reached=reached)
+
+
+def _describe_end(
+    verdict: Verdict, outcome: JobOutcome, decided: float, started: float, ended: float, timeout: float | None
+) -> Verdict:
+    """Add why the job ended, in words."""
+    match outcome.end:
+        case Completed():
+            return replace(verdict, details=tuple(_remarks(outcome)))
+        case RankFailed():
+            return describe_job_failure(verdict, outcome, started=started, ended=ended)
+        case OutOfStep():
+            headline = f"ran to its end in {format_seconds(ended - started)}, {_OUT_OF_STEP}"
+            details = tuple(_remarks(outcome))
+            return replace(verdict, outcome="diverged", headline=headline, advice=_IF_MEANT, details=details)
+        case Diverged(text=why):
+            headline = divergence_text.format_headline(outcome.divergences[0])
+            return replace(verdict, headline=f"{headline}, {why or 'so --lockstep fail ended the job'}")
+        case Refused(text=text):
+            return replace(verdict, headline=f"refused to start the program: {text}")
+        case Unsupported(text=text):
+            return replace(verdict, headline=text)
+        case Unavailable(text=text, traceback=traceback):
+            known = asdict(explain_unavailable(text, traceback))
+            return replace(verdict, headline=text, traceback=traceback, **known)
+        case TimedOut() | Stalled() as end:
+            return _describe_stuck(verdict, end, outcome, timeout)
+        case EarlyExit(stacks=stacks):
+            return _describe_early_exit(verdict, stacks, outcome, decided)
+        case EndedBySignal() as end:
+            return _describe_end_by_signal(verdict, end, outcome, decided, started)
+        case Grown(asked=why):
+            return replace(verdict, headline=f"the program ended with status 0, as should_stop had asked: {why}")
+        case Preempted() as end:
+            return replace(verdict, headline=_describe_preemption(end, outcome))
 
 
 def _describe_losses(outcome: JobOutcome, culprits: Collection[int]) -> Iterator[str]:
@@ -126,7 +135,10 @@ def _describe_losses(outcome: JobOutcome, culprits: Collection[int]) -> Iterator
 
 
 def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
-    """Add how the ranks diverged, if they did; this is the cause of errors that only followed from it."""
+    """Add how the ranks diverged, if they did; this is the cause of errors that only followed from it.
+
+    If they did not, and no rank has an error of its own, add which calls some ranks had begun and others had not.
+    """
     culprits = [worker for worker in outcome.workers if worker.rank in verdict.culprits]
     if any(worker.disruptive_fault for worker in culprits):
         return verdict
@@ -135,8 +147,9 @@ def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:
         searched = [found for found in outcome.divergences if found.order is CallOrder.NAN_SEARCH]
         outcome = replace(outcome, divergences=tuple(found for found in outcome.divergences if found not in searched))
     if not outcome.divergences:
-        lags = _describe_lags(outcome) if broken else ()
-        return replace(verdict, details=(*verdict.details, *lags))
+        lags = find_lags(outcome.flights) if broken and isinstance(outcome.end, RankFailed) else ()
+        told = (f"{divergence_text.format_lag(lag, outcome.hosts)}." for lag in lags)
+        return replace(verdict, details=(*verdict.details, *told))
     verdict = replace(verdict, divergence=format_divergences(outcome))
     if outcome.divergences[0] in _raised_divergences(outcome):
         return verdict
@@ -159,19 +172,6 @@ def _raised_divergences(outcome: JobOutcome) -> tuple[Divergence, ...]:
     first = find_culprits(outcome.workers)[:1] if isinstance(outcome.end, RankFailed) else []
     is_told = any(worker.failure is not None and worker.failure.error == DIVERGENCE_ERROR for worker in first)
     return outcome.raised_divergences if is_told else ()
-
-
-def _add_straggler(verdict: Verdict, outcome: JobOutcome) -> Verdict:
-    """Add who slowed the others down, unless there is something worse to report."""
-    if outcome.straggler is None or not isinstance(outcome.end, _LATENESS_MATTERS):
-        return verdict
-    return replace(verdict, details=(*verdict.details, f"{format_straggler(outcome.straggler, verdict.hosts)}."))
-
-
-def _describe_lags(outcome: JobOutcome) -> Iterator[str]:
-    """Yield which calls some ranks had begun and others had not, if no rank has an error of its own."""
-    for lag in find_lags(outcome.flights) if isinstance(outcome.end, RankFailed) else ():
-        yield f"{divergence_text.format_lag(lag, outcome.hosts)}."
 
 
 def _describe_unanswered(outcome: JobOutcome) -> Iterator[str]:

@@ -118,25 +118,18 @@ class Interruption(Struct):
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         phase, working = self._state.phase, self._workers.working
         if signum == signal.SIGTSTP:
-            return self._suspend()
+            stops = [SignalRanks(live, signal.SIGSTOP)] if (live := self._workers.live) else []
+            return [*stops, Suspend()]
         if phase is not JobPhase.CONCLUDING:
             if signum == signal.SIGUSR1 or (signum == signal.SIGUSR2 and not self._state.requeue):
                 return [SignalRanks(working, signum)] if working else []
             if signum == signal.SIGQUIT:
-                return [*self._describe_agents(), *self._queries.show(now)]
+                agents = self._roster.describe() if self._roster is not None else ""  # empty if all are as usual
+                return [*([PrintLine(f"agents: {agents}")] if agents else []), *self._queries.show(now)]
         if self._is_repeated(signum, now):
             return []
         is_running = phase is JobPhase.RUNNING and not self._state.waits_at_start
         return self._begin(signum, now) if is_running else self.end_at_once(signum, now)
-
-    def _describe_agents(self) -> list[Action]:
-        """Print which agents are not as usual, if there are such."""
-        text = self._roster.describe() if self._roster is not None else ""
-        return [PrintLine(f"agents: {text}")] if text else []
-
-    def _suspend(self) -> list[Action]:
-        ranks = self._workers.live
-        return [*([SignalRanks(ranks, signal.SIGSTOP)] if ranks else []), Suspend()]
 
     def _resume(self, paused_s: float) -> list[Action]:
         """Continue all ranks; meanwhile, only a scheduler's time limit has run on."""

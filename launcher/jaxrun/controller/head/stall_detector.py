@@ -114,7 +114,9 @@ class StallDetector:
         if has_stacks:
             graph = find_wait_graph(flights_of(replies), dumps_of(replies), kernel_waits_of(replies), helpers)
         if _made_progress(before, replies, graph.states, now - then, polls=self._polls) or is_held:
-            self._restart(now)
+            self._progress_at = now
+            self._said_half = False
+            self._next_notice_s = min(self._next_notice_s, _MAX_FIRST_NOTICE * self._notice)
         idle = now - self._progress_at
         self._schedule(idle, len(replies))
         if not has_stacks:
@@ -125,11 +127,6 @@ class StallDetector:
         due = had_stacks and self._is_due(idle, graph)
         in_doubt = due and not half and _may_wait_for_a_result(graph, polls=self._polls)
         return StallCheck(idle, idle >= self.limit, half, due and not in_doubt, in_doubt)
-
-    def _restart(self, now: float) -> None:
-        self._progress_at = now
-        self._said_half = False
-        self._next_notice_s = min(self._next_notice_s, _MAX_FIRST_NOTICE * self._notice)
 
     def _schedule(self, idle: float, ranks: int) -> None:
         """Ask for stacks only if the job seems to stand still, because ranks receive a signal for them."""
