@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from jaxrun.analysis.diagnosis.job_end import HostCheckFailed
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_head import AttemptHead
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head, make_registry
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, make_head, make_registry
 from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.job_events.events import LauncherSignalled
 from jaxrun.node.agent.agent import MESSAGES, Agent
@@ -65,7 +66,7 @@ class LocalJob:
             environ = {**shared.environ, **plan.job.env}
             self._readiness = {agent: HostReadiness(environ, report.host) for agent, report in plan.reports.items()}
 
-    def run_attempt(self, plan: Plan, record: JobRecord) -> AttemptResult:
+    def run_attempt(self, plan: Plan, record: JobRecord) -> JobOutcome:
         """Run the workers to their end; nothing that they started is left, and all their output is delivered.
 
         record:  what is known of the job as the attempt begins
@@ -79,11 +80,11 @@ class LocalJob:
         outcome = AttemptLoop(shared, head, agents).run()
         agents.close()
         head.loop.close()
-        return AttemptResult(outcome, head.hosts)
+        return outcome
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, which is the same one."""
-        return Stop() if outcome.failed_checks else plan
+        return Stop() if isinstance(outcome.end, HostCheckFailed) else plan
 
     def stop(self, exit_code: int, headline: str = "", culprits: Collection[int] = ()) -> None:
         """Release everything that was kept for another attempt."""
