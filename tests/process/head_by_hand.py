@@ -10,7 +10,8 @@ import pytest
 from listener_thread import wait_until
 from msgspec.structs import fields, replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import RankFailed
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_head import AttemptHead
 from jaxrun.controller.supervisor.attempt_loop import AttemptLoop
@@ -213,7 +214,7 @@ class HeadByHand:
         self.head.order(*actions)
 
     def end_attempt(self, outcome=None):
-        self.order(Finish(outcome or JobOutcome(EndReason.FAILED)))
+        self.order(Finish(outcome or JobOutcome(RankFailed())))
         self._thread.join()
 
     def begin_next_attempt(self, agents=None, awaited=None):

@@ -5,7 +5,7 @@ import signal
 
 from jaxrun import __version__
 from jaxrun.analysis.verdict.decide import decide
-from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
+from jaxrun.analysis.verdict.stack_text import describe_stacks, format_stall_notice
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
@@ -18,7 +18,7 @@ from jaxrun.job_events.actions import (
     LookForHosts,
     PrintLine,
     PrintLoss,
-    PrintSnapshot,
+    PrintStacks,
     PrintStallNotice,
     ReadTerminalLine,
     RecordTime,
@@ -37,7 +37,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.probe_messages import Gpus, Machine
-from jaxrun.protocol.snapshot_messages import (
+from jaxrun.protocol.query_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
     RankQuery,
@@ -284,7 +284,7 @@ class Simulation:
 
     @property
     def verdict(self):
-        return decide(self.outcome, self.head.hosts, started=0.0, ended=self.now)
+        return decide(self.outcome, started=0.0, ended=self.now)
 
     @property
     def lines(self):
@@ -322,11 +322,11 @@ class Simulation:
                     self.exited = {rank: status for rank, status in self.exited.items() if rank not in action.ranks}
             case PrintLoss():
                 self.printed.append((self.now, f"rank {action.worker.rank} is lost, {action.others} go on"))
-            case PrintSnapshot():
-                self.printed.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
+            case PrintStacks():
+                self.printed.append((self.now, f"{action.heading}{describe_stacks(action.stacks)}"))
             case PrintStallNotice():
                 how = {"limit_s": action.limit_s, "is_as_before": action.is_as_before}
-                self.printed.append((self.now, format_stall_notice(action.snapshot, action.idle_s, None, **how)))
+                self.printed.append((self.now, format_stall_notice(action.stacks, action.idle_s, None, **how)))
             case PrintLine(status=True):
                 self.statuses_shown.append((self.now, action.text))
             case PrintLine():

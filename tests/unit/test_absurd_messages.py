@@ -61,7 +61,7 @@ from jaxrun.protocol.job_messages import (
     Request,
     SignalOrder,
 )
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
+from jaxrun.protocol.query_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
 from jaxrun.records.event_log.event_log import format_line
 from jaxrun.spec.job.rank_placement import agents_by_rank
@@ -343,7 +343,7 @@ def test_whatever_agents_say_the_head_raises_nothing_and_two_signals_end_the_job
                 job.handle(LauncherSignalled(2))
                 job.wait(60.0)
         assert job.outcome is not None
-        verdict = decide(job.outcome, job.dispatcher.hosts, started=0.0, ended=job.now, timeout=limits.job)
+        verdict = decide(job.outcome, started=0.0, ended=job.now, timeout=limits.job)
         assert 0 <= verdict.exit_code <= 255
         to_json(verdict).encode("utf-8", "backslashreplace")
         format_report(verdict, None, TerminalFormat.at(1, {}), []).encode("utf-8", "backslashreplace")

@@ -16,7 +16,7 @@
                           ◀──────────    StartAgain             (answered by WorkerSpawned)
     RankReply             ◀─────────▶    RankQuery
     ProgramDetailsReply   ◀─────────▶    ProgramDetailsRequest
-    RecorderSnapshot      ──────────▶                           (as the program ends)
+    FlightAtEnd      ──────────▶                           (as the program ends)
     ClockReply            ◀─────────▶    ClockProbe
     AgentSignalled        ──────────▶
     WorkerExited, StartFailed ───────▶
@@ -48,12 +48,12 @@ from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, Machine, PeerResults, ProbePeers
-from jaxrun.protocol.snapshot_messages import (
+from jaxrun.protocol.query_messages import (
+    FlightAtEnd,
     ProgramDetailsReply,
     ProgramDetailsRequest,
     RankQuery,
     RankReply,
-    RecorderSnapshot,
 )
 from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
@@ -365,7 +365,7 @@ class Shutdown(Message, frozen=True):
 
 AgentEvent = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied | ClockReply
 _OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
-WorkerEvent = _OfWorker | MemoryShortage | RankReply | RecorderSnapshot | ProgramDetailsReply
+WorkerEvent = _OfWorker | MemoryShortage | RankReply | FlightAtEnd | ProgramDetailsReply
 HostTask = ProbePeers | CopyStaged  # done before the workers start
 AgentOrder = HostTask | StartWorkers | ClockProbe
 WorkerOrder = InjectFault | StartAgain | RankQuery | ProgramDetailsRequest | AgentToWorker

@@ -24,7 +24,7 @@ from jaxrun.controller.head.timers import Timer, Timers
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.job_events.actions import Action, PrintLine, RecordDivergence, Send
 from jaxrun.protocol.flight import Flight, ProgramDetails, parse_group
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest
+from jaxrun.protocol.query_messages import ProgramDetailsReply, ProgramDetailsRequest
 
 _DETAILS_TIMEOUT_S = 0.3  # for the details of the programs that a report names
 _NEXT_CALLS_S = 0.5  # for further calls, if the calls so far do not show how the ranks came to differ

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Diverged, HostCheckFailed, Refused, Unavailable, Unsupported
 from jaxrun.analysis.diagnosis.root_cause import is_certain
 from jaxrun.analysis.lockstep.told_progress import find_told_step
 from jaxrun.controller.head.agent_registry import AgentRegistry, HostCheckError
@@ -67,16 +67,11 @@ from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.debugpy_messages import DebugpyFromRank
 from jaxrun.protocol.flight import ToldStep
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
+from jaxrun.protocol.query_messages import FlightAtEnd, ProgramDetailsReply, RankReply
 from jaxrun.protocol.stop_messages import StopEvent
 from jaxrun.protocol.survivor_messages import LiveRanksAsked
 from jaxrun.protocol.worker_messages import Call, DeviceReport, Done, Failed, Hello, MpiImported
 
-_END_REASONS = {
-    NotUniformError: EndReason.REFUSED,
-    UsageError: EndReason.USAGE,
-    UnavailableError: EndReason.UNAVAILABLE,
-}
 _CHECK_GRACE_S = 10.0  # for agents to report the end of --host-check
 
 
@@ -143,7 +138,7 @@ class Head:
             MpiImported: self._on_mpi_imported,
             RankReply: self._queries.handle,
             MemoryShortage: MemoryShortages(self._state, self._queries).handle,
-            RecorderSnapshot: self._on_recorder,
+            FlightAtEnd: self._on_recorder,
             ClockReply: self._stragglers.handle_clock,
             Call: self._divergence.handle_call,
             ProgramDetailsReply: self._divergence.reports.handle_details,
@@ -182,7 +177,7 @@ class Head:
         if (stranger := self._find_stranger(event)) is None:
             actions = self._handlers[type(event)](event, now)
         else:
-            actions = self._abort(EndReason.REFUSED, describe_unknown_rank(stranger, len(self.hosts)), now)
+            actions = self._shutdown.abort(Refused(describe_unknown_rank(stranger, len(self.hosts))), now)
         actions += self._end_if_diverged(now)
         if self.phase is JobPhase.TERMINATING:
             actions += [*self._debugger.close(now), *self._editors.close(now)]
@@ -206,7 +201,7 @@ class Head:
         """End the job at once, with --lockstep fail, if ranks were found out of step."""
         if self._state.lockstep != LOCKSTEP_FAIL or not self._divergence.reports.shown:
             return self._standstill.start_if_diverged(now)
-        return self._shutdown.abort(JobOutcome(EndReason.DIVERGED, decided_at=now), now)
+        return self._shutdown.abort(Diverged(), now)
 
     # ---- start-up
 
@@ -223,10 +218,13 @@ class Head:
         try:
             actions = [*back, *self._startup.handle(event)]
         except HostCheckError as error:
-            outcome = JobOutcome(EndReason.UNAVAILABLE, text=str(error), failed_checks=error.failed, decided_at=now)
-            return self._shutdown.abort(outcome, now)
-        except tuple(_END_REASONS) as error:
-            return self._abort(_END_REASONS[type(error)], str(error), now)
+            return self._shutdown.abort(HostCheckFailed(str(error), failed=error.failed), now)
+        except NotUniformError as error:
+            return self._shutdown.abort(Refused(str(error)), now)
+        except UsageError as error:
+            return self._shutdown.abort(Unsupported(str(error)), now)
+        except UnavailableError as error:
+            return self._shutdown.abort(Unavailable(str(error)), now)
         if self._startup.is_staging:  # however long it takes: an agent that receives nothing any more reports that
             self._state.timers.hold(now, Timer.STARTUP)
         else:
@@ -262,10 +260,7 @@ class Head:
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
             self._state.enter(JobPhase.RUNNING)  # failures from now on are consequences of this
-        return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
-
-    def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
-        return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now), now)
+        return self._shutdown.abort(Unavailable(event.text, event.traceback), now)
 
     # ---- workers start, tell and end
 
@@ -278,7 +273,7 @@ class Head:
         is_known, self._workers.uses_mpi = self._workers.uses_mpi, True
         return [] if is_known else self._wait.handle_mpi()
 
-    def _on_recorder(self, event: RecorderSnapshot, now: float) -> list[Action]:
+    def _on_recorder(self, event: FlightAtEnd, now: float) -> list[Action]:
         self._state.flights[event.rank] = event.flight
         self._stragglers.handle_recorder(event, now)
         return []
@@ -349,7 +344,7 @@ class Head:
         return self._state.timers.fire(now)
 
     def _on_startup_timeout(self, now: float) -> list[Action]:
-        return self._abort(EndReason.UNAVAILABLE, self._startup.describe_missing(self._state.limits.init), now)
+        return self._shutdown.abort(Unavailable(self._startup.describe_missing(self._state.limits.init)), now)
 
     def _print_progress(self, now: float) -> list[Action]:
         self._state.timers.set(Timer.PROGRESS, now + PROGRESS_INTERVAL_S, self._print_progress)

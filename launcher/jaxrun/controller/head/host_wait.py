@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import HostsNotBack
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.job_shutdown import JobShutdown
@@ -128,7 +128,7 @@ class HostWait:
         was = "was" if len({wait.host for wait in self._awaited.values()}) == 1 else "were"
         waited = format_seconds(self._registry.job.host_wait)
         text = f"{self._names()} {was} not back within {waited} (--wait-hosts)"
-        return self._shutdown.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, not_back=ranks, decided_at=now), now)
+        return self._shutdown.abort(HostsNotBack(text, ranks=ranks), now)
 
     # ---- words
 

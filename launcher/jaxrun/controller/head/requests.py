@@ -12,7 +12,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.snapshot import Overview, find_end
+from jaxrun.analysis.diagnosis.overview import Overview, find_end
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, plan_profile, steps_in
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.editor_debuggers import EditorDebuggers
@@ -35,7 +35,7 @@ from jaxrun.protocol.job_messages import (
     StacksRequest,
 )
 from jaxrun.protocol.nccl_report import NcclReport
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, plural
 
@@ -108,8 +108,8 @@ class Requests:
         actions = [*self._divergence.compare(replies, now), *self._stragglers.add(replies, now)]
 
         def answer(nccl: NcclReport | None, now: float) -> list[Action]:
-            snapshot = self._queries.snapshot(replies, now, native=native, nccl=nccl)
-            return [AnswerRequest(number, Answer(AnswerState.DONE, content=snapshot))]
+            stacks = self._queries.stacks(replies, now, native=native, nccl=nccl)
+            return [AnswerRequest(number, Answer(AnswerState.DONE, content=stacks))]
 
         return [*self._queries.ask_nccl(replies, partial(self._contain, number, answer), now), *actions]
 

@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import Struct
-
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import stall_patience
 from jaxrun.controller.head.agent_registry import AgentRegistry
@@ -57,13 +55,6 @@ from jaxrun.records.rundir.rundir import attempt_directory
 from jaxrun.spec.job.option_kinds import AUTO_S
 from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.worker_assignment import LauncherSettings
-
-
-class AttemptResult(Struct, frozen=True):
-    """How an attempt ended; `hosts` has the host of each rank, as far as it was known then."""
-
-    outcome: JobOutcome
-    hosts: Mapping[int, str]
 
 
 class AgentLink(Protocol):

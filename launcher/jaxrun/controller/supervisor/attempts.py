@@ -25,7 +25,6 @@ from jaxrun.analysis.lockstep.told_progress import find_told_step
 from jaxrun.analysis.verdict import decide
 from jaxrun.analysis.verdict.restarts import Restart, Stop, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
-from jaxrun.controller.supervisor.attempt_loop import AttemptResult
 from jaxrun.controller.supervisor.job_history import JobHistory
 from jaxrun.controller.supervisor.job_report import (
     describe_restart,
@@ -65,7 +64,7 @@ class AttemptRunner(Protocol):
     @property
     def listen_addresses(self) -> str: ...
 
-    def run_attempt(self, plan: Plan, record: JobRecord) -> AttemptResult:
+    def run_attempt(self, plan: Plan, record: JobRecord) -> JobOutcome:
         """Serve the agents until the head decides that the attempt is over.
 
         record:  what is known of the job as the attempt begins
@@ -212,8 +211,7 @@ def _run_attempt(
         shared.output.begin_attempt(log_dir)
     attempt = AttemptStarted(runner.listen_addresses, plan.restart_reason, len(plan.hosts), plan.placement.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
-    result = runner.run_attempt(plan, record)
-    outcome = result.outcome
-    verdict = decide.decide(outcome, result.hosts, started=began, ended=time.time(), timeout=plan.job.timeout)
+    outcome = runner.run_attempt(plan, record)
+    verdict = decide.decide(outcome, started=began, ended=time.time(), timeout=plan.job.timeout)
     verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.placement.notes)))
     return replace(verdict, attempt=plan.attempt, before=before, left_out=tuple(plan.placement.left_out)), outcome

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from jaxrun.analysis.diagnosis.job_end import HostCheckFailed
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_head import AttemptHead
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head, make_registry
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, make_head, make_registry
 from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.job_events.events import LauncherSignalled
 from jaxrun.node.agent.agent import MESSAGES, Agent
@@ -57,6 +58,7 @@ class LocalJob:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
         self._shared = shared
         self._roster = Roster()
+        self._address = loopback_address()
         self._workers = LocalWorkers(shared, fork_server, staged)
         self._readiness: Mapping[AgentId, HostReadiness] = {}
         if plan.host_check is not None or (plan.job.max_restarts and plan.device_names):
@@ -65,7 +67,7 @@ class LocalJob:
             environ = {**shared.environ, **plan.job.env}
             self._readiness = {agent: HostReadiness(environ, report.host) for agent, report in plan.reports.items()}
 
-    def run_attempt(self, plan: Plan, record: JobRecord) -> AttemptResult:
+    def run_attempt(self, plan: Plan, record: JobRecord) -> JobOutcome:
         """Run the workers to their end; nothing that they started is left, and all their output is delivered.
 
         record:  what is known of the job as the attempt begins
@@ -74,16 +76,16 @@ class LocalJob:
         self._roster.begin(plan, anew=True)
         registry = make_registry(plan, shared, self._roster)
         head = AttemptHead(shared, make_head(plan, shared, record, registry), plan.attempt, preload=plan.job.preload)
-        agents = LocalAgents(shared, head, plan, self._workers)
+        agents = LocalAgents(shared, head, plan, self._workers, self._address)
         agents.report(self._readiness)
         outcome = AttemptLoop(shared, head, agents).run()
         agents.close()
         head.loop.close()
-        return AttemptResult(outcome, head.hosts)
+        return outcome
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, which is the same one."""
-        return Stop() if outcome.failed_checks else plan
+        return Stop() if isinstance(outcome.end, HostCheckFailed) else plan
 
     def stop(self, exit_code: int, headline: str = "", culprits: Collection[int] = ()) -> None:
         """Release everything that was kept for another attempt."""
@@ -122,12 +124,13 @@ class LocalWorkers:
 class LocalAgents:
     """AgentLink to the agents in this process, in one attempt."""
 
-    def __init__(self, shared: Supervision, head: AttemptHead, plan: Plan, workers: LocalWorkers) -> None:
+    def __init__(self, shared: Supervision, head: AttemptHead, plan: Plan, workers: LocalWorkers, address: str) -> None:
+        """`address` is where this machine reaches itself."""
         self._shared = shared
         self._head = head
         self._plan = plan
         self._workers = workers
-        self._address = loopback_address()
+        self._address = address
         self._ordered: dict[AgentId, tuple[StartWorker, ...]] = {}
         self._task: TaskThread[AgentReport | str] | None = None  # waits until the hosts are ready
         self._started: tuple[Agent, WorkerGroup] | None = None

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.fabric import relevant_variables
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import EndedBySignal, Unavailable
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_head import AttemptHead
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, AttemptResult, make_head, make_registry
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, make_head, make_registry
 from jaxrun.controller.supervisor.engine_commands import EngineCommands
 from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
@@ -151,7 +152,7 @@ class RemoteJob:
     def listen_addresses(self) -> str:
         return self._port.description
 
-    def run_attempt(self, plan: Plan, record: JobRecord) -> AttemptResult:
+    def run_attempt(self, plan: Plan, record: JobRecord) -> JobOutcome:
         """Serve the agents until the head decides that the attempt is over: existing ones, or others, started now.
 
         All of them are started anew where one that is needed is gone, or what has started them.
@@ -172,7 +173,7 @@ class RemoteJob:
             launched = self._agents.launched if self._agents is not None else self._run_launch_command(plan)
         except JaxrunError as error:
             head.loop.close()
-            return AttemptResult(JobOutcome(EndReason.UNAVAILABLE, text=str(error)), head.hosts)
+            return JobOutcome(Unavailable(str(error)), head.hosts)
         kept = record if plan.head_may_return else None
         agents = RemoteAgents(self._shared, head, plan, self._job_agents, launched, registry, kept)
         agents.execute(called)
@@ -182,10 +183,10 @@ class RemoteJob:
         self._agents, self._connected = agents, ()
         outcome = agents.complete(AttemptLoop(self._shared, head, agents).run())
         self._retired += agents.end_search()
-        if outcome.reason is not EndReason.INTERRUPTED:  # a second Ctrl-C waits for no host
+        if not isinstance(outcome.end, EndedBySignal):  # a second Ctrl-C waits for no host
             for line in self._quarantine.update(plan, self._roster, outcome):
                 self._shared.output.print_line(f"jaxrun: {line}")
-        return AttemptResult(outcome, head.hosts)
+        return outcome
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, without lost hosts if others can replace them."""
