@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import requirements
 from cluster_fixture import READY, RUNS, Bed, Job
-from conftest import SYSTEM_PATH
 from harness import Result, write_fake_runtime
 from launch_modes import OPEN_MPI_5, PYTHON
 
@@ -31,18 +28,6 @@ while attempt == "1":
 print("done in attempt", attempt, flush=True)
 """
 DONE = "run(); print('on', os.uname().nodename, flush=True); done()"
-
-
-@pytest.fixture(scope="session")
-def cell(bed: Bed) -> Bed:
-    """The testbed with a running Grid Engine."""
-    missing = requirements.missing_packages(
-        lambda command: shutil.which(command, path=SYSTEM_PATH), requirements.GRID_ENGINE_PACKAGES
-    )
-    if missing:
-        pytest.skip(f"Grid Engine needs {', '.join(missing)}: run scripts/testbed install")
-    bed.run("grid-engine")
-    return bed
 
 
 @contextmanager
