@@ -197,11 +197,11 @@ class Job(harness.Job):
             for found in self.bed.job_processes()
             if found.argv[:3] == (sys.executable, "-m", "jaxrun") and words in found.argv and _may_lead(found)
         ]
-        return next(pid for pid in own if _parent(pid) not in own)  # the other is its guard
+        return next(pid for pid in own if parent_of(pid) not in own)  # the other is its guard
 
     def agent(self, rank: int) -> int:
         """The process that started the worker of this rank."""
-        return next(_parent(pid) for pid in self.workers() if _has(pid, f"JAXRUN_RANK={rank}".encode()))
+        return next(parent_of(pid) for pid in self.workers() if _has(pid, f"JAXRUN_RANK={rank}".encode()))
 
     def result(self, timeout: float = TIME_LIMIT) -> Result:
         """Once it has ended, or with 0 as it is now, with the exit status -1 while it runs."""
@@ -274,7 +274,7 @@ def _ran(pid: int, word: bytes) -> bool:
     return False
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0

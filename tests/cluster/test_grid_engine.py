@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_fixture import READY, RUNS, Bed, Job
+from cluster_fixture import READY, RUNS, Bed, Job, parent_of
 from harness import Result, write_fake_runtime
 from launch_modes import OPEN_MPI_5, PYTHON
 
@@ -138,3 +139,20 @@ def test_other_backends_use_the_hosts_and_slots_of_the_job(cell: Bed, tmp_path: 
     with cell.typed("ctl", *qsub, "-pe", "spread", "3", *words, directory=tmp_path, env={**os.environ, **env}) as job:
         assert job.result().code == 0, (tmp_path / "job.out").read_text()
     assert "3 processes on 3 hosts by" in (tmp_path / "job.out").read_text()
+
+
+def test_a_killed_jaxrun_leaves_nothing(cell: Bed, tmp_path: Path) -> None:
+    with submitted(cell, tmp_path, *TWO) as job:
+        job.wait_for_output("ready", count=2)
+        os.kill(launcher_within(cell), signal.SIGKILL)
+        result = job.result()
+        job.gone()
+    assert result.code == 137, result
+
+
+def launcher_within(cell: Bed) -> int:
+    """The jaxrun that replaced the shell of a batch script: its parent is Grid Engine's shepherd."""
+    jaxrun = [
+        one.pid for one in cell.job_processes() if one.argv[1:3] == ("-m", "jaxrun") and "--submit" not in one.argv
+    ]
+    return next(pid for pid in jaxrun if "sge_shepherd" in Path(f"/proc/{parent_of(pid)}/cmdline").read_text())
