@@ -193,6 +193,41 @@ def test_without_rank_0_all_start_again(tmp_path: Path) -> None:
     assert [step for step, *_ in steps_of(result.out)] == [*range(20), *range(40)]
 
 
+def test_the_restarts_of_a_lost_rank_are_counted_over_all_attempts(tmp_path: Path) -> None:
+    trouble = """
+def dies():  # in another way than before, or no attempt follows
+    if rank == 0:
+        raise ValueError("bad record")
+    os.kill(os.getpid(), 9)
+
+def is_time(rank, step, dying=((2, 20), (0, 50), (2, 10), (2, 30))):
+    number = len(os.listdir("deaths"))
+    return number < len(dying) and (rank, step) == dying[number]
+
+while step < last:
+"""
+    code = TRAINING.format(fails="dies()").replace("\nwhile step < last:\n", trouble)
+    code = code.replace('rank == 2 and step == 20 and not os.path.exists("failed")', "is_time(rank, step)")
+    code = code.replace('open("failed", "w")', 'open(f"deaths/{time.time()}", "w")')
+    code = code.replace("len(devices) == 3 and step >= 20", "False")
+    code = code.replace("    step, weight = step + 1, after", "    step, weight = step + 1, after\n    time.sleep(0.05)")
+    (tmp_path / "deaths").mkdir()
+    words = ("-n", "3", "--keep-survivors", "--max-restarts", "2", write(tmp_path, code), "0", "0x0p+0", "60")
+    result = jaxrun(tmp_path, *words)
+    assert result.code == 0 and "2 restarts)" in result.err, result
+    told = re.findall(r"it is started again \(\d of 2\)|rank \d failed; .*?;|is back|attempt \d of \d failed", result.err)
+    assert told == [
+        "it is started again (1 of 2)",
+        "is back",
+        "rank 0 failed; rank 0 has JAX's coordinator, without which no rank goes on;",
+        "attempt 1 of 3 failed",
+        "it is started again (2 of 2)",
+        "is back",
+        "rank 2 failed; all 2 restarts of a lost rank are used up;",
+        "attempt 2 of 3 failed",
+    ], result
+
+
 def test_a_rank_may_end_early_and_a_program_that_does_not_handle_a_loss_ends_with_its_cause(tmp_path: Path) -> None:
     early = jaxrun(tmp_path, "-n", "3", "--keep-survivors", program(tmp_path, "sys.exit(0)"), *FIRST)
     assert early.code == 0 and "was lost" not in early.err and len(STEP.findall(early.out)) == 40, early

@@ -111,6 +111,7 @@ class Simulation:
         cores=0,
         keep_survivors=False,
         returns=0,
+        returns_used=0,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -173,6 +174,7 @@ class Simulation:
             "cores": cores,
             "keep_survivors": keep_survivors,
             "returns": returns,
+            "returns_used": returns_used,
         }
         asked = HeadOptions("127.0.0.1", **options)
         self.head = Head(HeadJob(self.hosts, agents_by_rank(size), expected, limits, asked), 0.0)

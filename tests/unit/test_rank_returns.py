@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from jaxrun.analysis.lockstep.reader import FlightReader
+from jaxrun.analysis.verdict.restarts import summarize_end
 from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol import flight_file
 from jaxrun.protocol.agent_id import AgentId
@@ -80,7 +81,34 @@ def test_its_second_loss_is_told_with_its_incarnation_and_no_restart_left_ends_t
         asks(job, *ALL)
         assert answer(job)[1][2] == incarnation + 1
     job.exit(-9, 2).wait(1)
-    assert job.outcome.reason == "failed" and job.verdict.culprits == (2,)
+    assert job.outcome.reason == "failed" and job.verdict.culprits == (2,) and job.outcome.started_again == 2
+    assert job.lines[-1] == "rank 2 failed; all 2 restarts of a lost rank are used up; stopping 3 others"
+
+
+def test_restarts_of_a_lost_rank_are_counted_over_all_attempts(simulate):
+    job = simulate(4, keep_survivors=True, returns=2, returns_used=1).run().exit(-9, 2)
+    assert len(sent(job, StartAgain, 2)) == 1
+    job.exit(-9, 3).wait(1)
+    assert job.outcome.reason == "failed" and job.outcome.started_again == 1
+    assert job.lines[-1] == "ranks 2-3 failed; all 2 restarts of a lost rank are used up; stopping 2 others"
+    later = simulate(4, keep_survivors=True, returns=1, returns_used=1).run().exit(-9, 2).wait(1)
+    assert later.lines == ["rank 2 failed; the one restart of a lost rank is used up; stopping 3 others"]
+    end = summarize_end(job.outcome, has_run_before=False)
+    assert (end.kind, end.returns) == ("lost", 1)
+
+
+def test_without_rank_0_all_end_and_the_line_says_why(job):
+    job.exit(-9, 0).wait(1)
+    why = "rank 0 has JAX's coordinator, without which no rank goes on"
+    assert job.lines == [f"rank 0 failed; {why}; stopping 3 others"] and not any(sent(job, StartAgain, 0))
+
+
+def test_once_rank_0_has_ended_well_a_lost_rank_is_not_wanted_back_and_the_others_end_well(job):
+    job.done(0).exit(-9, 2)
+    assert not sent(job, StartAgain, 2) and len(sent(job, RanksLost, 1)) == 1
+    job.done(1, 3).exit(0, 1, 3)
+    job.exit(0, 0)
+    assert job.outcome.reason == "ok" and job.outcome.lost == (2,)
 
 
 def test_a_rank_that_has_raised_is_started_once_its_process_has_ended(job):

@@ -56,6 +56,7 @@ class WorkerOutcome(Struct, frozen=True):
     out_of_memory:       what the kernel log says about the worker's death, if memory was short
     lost_reason:         why the worker's agent cannot be reached any more; how the worker ended is then unknown
     injected_faults:     faults that --chaos or the gang injected into the worker
+    was_survived:        the others had gone on without the worker when the job failed (--keep-survivors)
     """
 
     rank: int
@@ -72,6 +73,7 @@ class WorkerOutcome(Struct, frozen=True):
     out_of_memory: str = ""
     lost_reason: str = ""
     injected_faults: tuple[InjectedFault, ...] = ()
+    was_survived: bool = False
 
     @property
     def ended_well(self) -> bool:
@@ -138,6 +140,7 @@ class JobOutcome(Struct, frozen=True):
     unanswered:                      ranks that were killed, but whose end nobody reported in time
     lost:                            ranks without which the others went on (--keep-survivors)
     returns:                         ranks that were lost and came back while the others went on, in order
+    started_again:                   how many times lost ranks were started again alone, whether they came back or not
     is_explained:                    the screen has shown who waits for whom, as these stacks show it
     shown_divergences:               the divergences that have been printed already
     raised_divergences:              the divergences that ranks were told about and raise as an exception
@@ -171,6 +174,7 @@ class JobOutcome(Struct, frozen=True):
     unanswered: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     returns: tuple[RankReturn, ...] = ()
+    started_again: int = 0
     is_explained: bool = False
     shown_divergences: tuple[Divergence, ...] = ()
     raised_divergences: tuple[Divergence, ...] = ()

@@ -72,6 +72,7 @@ class Conclusion(Struct):
             unanswered=self._shutdown.unanswered,
             lost=state.workers.lost,
             returns=state.workers.returns,
+            started_again=state.workers.started_again,
             stop_requested=state.stop_requested,
             drained=frozenset(state.drained),
             faults_left=self._faults.remaining,

@@ -106,7 +106,7 @@ class Head:
         clocks = ClockOffsets(workers.hosts, job.agents) if registry is not None else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
         self._faults = FaultInjector(state, options.chaos)
-        self._returns = returns = RankReturns(state, self._startup, options.returns)
+        self._returns = returns = RankReturns(state, self._startup, options.returns, options.returns_used)
         self._survivors = survivors = Survivors(state, divergence, returns, are_kept=options.keep_survivors)
         self._shutdown = shutdown = JobShutdown(state, divergence.reports, survivors)
         self._time = TimeAccounting(state)

@@ -23,7 +23,7 @@ from jaxrun.errors import NotUniformError
 from jaxrun.job_events.actions import Action, PrintLine, RecordReturn, Send, SignalRanks
 from jaxrun.protocol.agent_messages import StartAgain
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
-from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds
+from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, plural
 
 _MANY = 10  # so many ranks have more orders than a job has restarts
 
@@ -35,24 +35,33 @@ class _Stage(enum.Enum):
 
 
 class RankReturns:
-    def __init__(self, state: HeadState, startup: Startup, most: int) -> None:
-        """`most`: how many times ranks can be started again, all together; 0 if they never are."""
+    def __init__(self, state: HeadState, startup: Startup, most: int, used: int = 0) -> None:
+        """`most`: how many times ranks can be started again in all attempts; 0 if they never are.
+
+        used:  how many of them earlier attempts have used
+        """
         self._state = state
         self._startup = startup
         self.most = most
-        self.used = 0
+        self.used = self._used_earlier = used
+        self._differs = False
         self._stages: dict[int, _Stage] = {}
 
-    def can_start(self, rank: int) -> bool:
-        """Whether this rank can be started again now that it fails."""
-        has_agent = not self._state.workers.is_agent_lost(rank)
-        return has_agent and self.used < min(self.most, self._orders() - 1)
-
-    def _orders(self) -> float:
-        """Return how many orders live_devices has: on CPU, each return needs another (jaxrun_runtime/live_ranks.py)."""
-        if self._state.platform != "cpu":
-            return math.inf
-        return math.factorial(min(len(self._state.workers.hosts), _MANY))
+    def why_not(self, rank: int) -> str:
+        """Explain why this rank, which fails, cannot be started again alone; empty if it can."""
+        if self._state.workers.is_agent_lost(rank):
+            return "its host is lost"
+        if self._differs:
+            return "it differs from the others"
+        if self.used >= self.most:
+            used = "the one restart" if self.most == 1 else f"all {self.most} restarts"
+            return f"{used} of a lost rank {'is' if self.most == 1 else 'are'} used up"
+        size = len(self._state.workers.hosts)
+        orders = math.factorial(min(size, _MANY))
+        # On CPU, live_devices needs another order after each return (jaxrun_runtime/live_ranks.py).
+        if self._state.platform == "cpu" and self.used - self._used_earlier >= orders - 1:
+            return f"on CPU, {size} ranks can take back a lost rank only {plural(orders - 1, 'time')}"
+        return ""
 
     def is_under_way(self, rank: int) -> bool:
         """Whether a new process of the rank exists, or will soon, that is not back."""
@@ -92,7 +101,7 @@ class RankReturns:
         try:
             actions = self._startup.add_again(event)
         except NotUniformError as error:
-            self.used = self.most
+            self._differs = True
             return [PrintLine(f"{self._name(event.rank)} cannot come back: {error}"), *self.kill((event.rank,))]
         if isinstance(event, DeviceReport):
             self._stages[event.rank] = _Stage.RUNNING

@@ -41,20 +41,33 @@ class Survivors:
         """Whether the job goes on if this rank fails: its program runs, or it was started again."""
         if rank in self._state.workers.lost and not self._returns.is_under_way(rank):
             return True  # its end says nothing new
-        is_running = self._state.phase is JobPhase.RUNNING and bool(self._state.workers.working_of((0,)))
-        has_way = not self._returns.most or self._returns.can_start(rank)
-        return self._are_kept and rank != 0 and is_running and has_way
+        is_running = self._are_kept and self._state.phase is JobPhase.RUNNING
+        return is_running and self._state.workers.has_coordinator and not self.why_all_end(rank)
+
+    def why_all_end(self, rank: int) -> str:
+        """Explain why the others cannot go on without this rank, which fails; empty if they can."""
+        if not self._are_kept or self._state.run_at is None:
+            return ""
+        if rank == 0:
+            return "rank 0 has JAX's coordinator, without which no rank goes on"
+        return self._returns.why_not(rank) if self._takes_back() else ""
+
+    def _takes_back(self) -> bool:
+        """Whether a rank that fails now is wanted back: no more once the program of rank 0 has ended well."""
+        return self._returns.most > 0 and bool(self._state.workers.working_of((0,)))
 
     def on_loss(self, rank: int, now: float) -> list[Action]:
         """Tell the others that a rank has failed; only once, also if its process ends later. Start it again."""
         workers = self._state.workers
         if rank in workers.lost and not self._returns.is_under_way(rank):
             return []
-        workers.add_lost(rank)
+        workers.add_lost(rank, now)
         self._divergence.remove_rank(rank, now)
         failed, incarnation = workers.outcome(rank, now), workers.incarnation(rank)
-        starts = self._returns.on_loss(rank, now) if self._returns.most else []
-        loss = PrintLoss(failed, workers.working, self._state.run_at or now, self._returns.used, self._returns.most)
+        takes_back = self._takes_back()
+        starts = self._returns.on_loss(rank, now) if takes_back else []
+        most = self._returns.most if takes_back else 0
+        loss = PrintLoss(failed, workers.working, self._state.run_at or now, self._returns.used, most)
         told = Send(workers.working, RanksLost((rank,), {rank: incarnation}))
         return [loss, told, *self._answer_all_but(rank, now), *starts]
 
@@ -96,6 +109,7 @@ class Survivors:
         is_running = self._state.phase is JobPhase.RUNNING and bool(workers.working_count)
         back = self._returns.admit(waiting, now) if is_running and not self._state.stop.reason else []
         live = sorted(workers.working_of(ranks))
+        workers.add_agreement(ranks)
         asked = [waiting.pop(rank) for rank in live]
         incarnations = {rank: workers.incarnation(rank) for rank in live}
         answer = LiveRanks(incarnations, _differing_calls(asked), max((one.polls for one in asked), default=0))

@@ -87,7 +87,9 @@ class Dispatcher:
 def _format_loss(loss: PrintLoss, hosts: Mapping[int, str]) -> str:
     what = describe_loss(loss.worker, hosts, loss.run_at)
     failure = loss.worker.failure
-    others = f"{format_ranks(loss.others)} {agree('goes', len(loss.others))} on (--keep-survivors)"
+    others = "the programs of the others have ended (--keep-survivors)"
+    if loss.others:
+        others = f"{format_ranks(loss.others)} {agree('goes', len(loss.others))} on (--keep-survivors)"
     if loss.most:
         others += f", and it is started again ({loss.restart} of {loss.most})"
     return f"{what}; {others}" + (f"\n{failure.traceback.rstrip()}" if failure is not None else "")
