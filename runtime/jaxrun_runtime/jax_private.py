@@ -175,8 +175,8 @@ def why_no_survivors() -> str:
     if isinstance(_lookup(_MULTIHOST_UTILS, "_LiveDevices"), type) and find_option(_RECOVERABILITY.upper()) is not None:
         return ""
     return (
-        f"--keep-survivors needs `with live_devices(…) as devices:`, which jax {_lookup('jax', '__version__')} does not "
-        f"have; install jax {_FIRST_WITH_LIVE_DEVICES} or newer, or leave the option out"
+        f"--keep-survivors needs `with live_devices(…) as devices:`, which jax {_lookup('jax', '__version__')} does "
+        f"not have; install jax {_FIRST_WITH_LIVE_DEVICES} or newer, or leave the option out"
     )
 
 
