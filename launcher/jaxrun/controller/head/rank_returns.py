@@ -11,11 +11,11 @@ have come to. If they end before that, it is killed.
 from __future__ import annotations
 
 import enum
-import math
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
+from jaxrun.controller.head.device_orders import DeviceOrders
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.startup import Startup
 from jaxrun.controller.head.timers import Timer
@@ -23,9 +23,7 @@ from jaxrun.errors import NotUniformError
 from jaxrun.job_events.actions import Action, PrintLine, RecordReturn, Send, SignalRanks
 from jaxrun.protocol.agent_messages import StartAgain
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
-from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds, plural
-
-_MANY = 10  # so many ranks have more orders than a job has restarts
+from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds
 
 
 class _Stage(enum.Enum):
@@ -35,15 +33,16 @@ class _Stage(enum.Enum):
 
 
 class RankReturns:
-    def __init__(self, state: HeadState, startup: Startup, most: int, used: int = 0) -> None:
+    def __init__(self, state: HeadState, startup: Startup, orders: DeviceOrders, most: int, used: int = 0) -> None:
         """`most`: how many times ranks can be started again in all attempts; 0 if they never are.
 
         used:  how many of them earlier attempts have used
         """
         self._state = state
         self._startup = startup
+        self._orders = orders
         self.most = most
-        self.used = self._used_earlier = used
+        self.used = used
         self._differs = False
         self._stages: dict[int, _Stage] = {}
 
@@ -56,11 +55,9 @@ class RankReturns:
         if self.used >= self.most:
             used = "the one restart" if self.most == 1 else f"all {self.most} restarts"
             return f"{used} of a lost rank {'is' if self.most == 1 else 'are'} used up"
-        size = len(self._state.workers.hosts)
-        orders = math.factorial(min(size, _MANY))
-        # On CPU, live_devices needs another order after each return (jaxrun_runtime/live_ranks.py).
-        if self._state.platform == "cpu" and self.used - self._used_earlier >= orders - 1:
-            return f"on CPU, {size} ranks can take back a lost rank only {plural(orders - 1, 'time')}"
+        back = {rank, *self._state.workers.working, *self._stages}
+        if not self._orders.has_another(back, self._state.platform):
+            return f"on CPU, {format_ranks(back)} have been connected in every order, so that no rank can come back"
         return ""
 
     def is_under_way(self, rank: int) -> bool:
@@ -108,10 +105,18 @@ class RankReturns:
             self._state.timers.cancel_one(Timer.RETURN, event.rank)
         return actions
 
-    def admit(self, ranks: Iterable[int], now: float) -> list[Action]:
-        """Let those of these ranks take part again that are under way, and say so."""
+    def ready(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Return those of these ranks that can take part again, as their programs run."""
+        return tuple(sorted(rank for rank in ranks if self._stages.get(rank) is _Stage.RUNNING))
+
+    def is_any_on_its_way(self, but: Collection[int]) -> bool:
+        """Whether any other rank than these has failed, and is not back."""
+        return bool(self._stages.keys() - set(but))
+
+    def admit(self, ranks: Sequence[int], now: float) -> list[Action]:
+        """Let these ranks, which are ready, take part again, and say so."""
         actions: list[Action] = []
-        for rank in sorted(rank for rank in ranks if self._stages.get(rank) is _Stage.RUNNING):
+        for rank in ranks:
             del self._stages[rank]
             back, workers = self._state.workers.add_return(rank, now), self._state.workers
             actions.append(RecordReturn(rank, workers.incarnation(rank), back.seconds))

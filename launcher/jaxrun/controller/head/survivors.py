@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from jaxrun.controller.head.device_orders import DeviceOrders
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.rank_returns import RankReturns
@@ -24,9 +25,16 @@ _LEFT_S = 1.0  # the others may still receive what a rank that has ended well ha
 
 class Survivors:
     def __init__(
-        self, state: HeadState, divergence: DivergenceDetector, returns: RankReturns, *, are_kept: bool
+        self,
+        state: HeadState,
+        divergence: DivergenceDetector,
+        returns: RankReturns,
+        orders: DeviceOrders,
+        *,
+        are_kept: bool,
     ) -> None:
         self._state = state
+        self._orders = orders
         self._returns = returns
         self._divergence = divergence
         self._are_kept = are_kept
@@ -106,14 +114,31 @@ class Survivors:
         workers, waiting = self._state.workers, self._waiting[ranks]
         if not workers.working_of(ranks) <= waiting.keys():
             return []
-        is_running = self._state.phase is JobPhase.RUNNING and bool(workers.working_count)
-        back = self._returns.admit(waiting, now) if is_running and not self._state.stop.reason else []
-        live = sorted(workers.working_of(ranks))
+        is_open = self._state.phase is JobPhase.RUNNING and bool(workers.working_count) and not self._state.stop.reason
+        ready = self._returns.ready(waiting) if is_open else ()
+        order = self._choose_order(ranks, ready)
+        if order is None:
+            return []
+        back = self._returns.admit([rank for rank in ready if rank in order], now)
         workers.add_agreement(ranks)
-        asked = [waiting.pop(rank) for rank in live]
-        incarnations = {rank: workers.incarnation(rank) for rank in live}
-        answer = LiveRanks(incarnations, _differing_calls(asked), max((one.polls for one in asked), default=0))
-        return [*back, *([Send(tuple(live), answer)] if live else [])]
+        asked = [waiting.pop(rank) for rank in sorted(order)]
+        incarnations = {rank: workers.incarnation(rank) for rank in sorted(order)}
+        polls = max((one.polls for one in asked), default=0)
+        answer = LiveRanks(incarnations, order, _differing_calls(asked), polls)
+        return [*back, *([Send(tuple(sorted(order)), answer)] if order else [])]
+
+    def _choose_order(self, ranks: tuple[int, ...], ready: Sequence[int]) -> tuple[int, ...] | None:
+        """Return which of these ranks live, with those that are ready to come back, in the order of their devices.
+
+        None if they cannot be connected in any order, but another rank that is on its way back may make that possible.
+        """
+        working = self._state.workers.working_of(ranks)
+        for live in (working.union(ready), working):
+            incarnations = {rank: self._state.workers.incarnation(rank) for rank in live}
+            if (order := self._orders.choose(incarnations, self._state.platform)) is not None:
+                return order
+        # If nobody else comes, a rank that is connected in this order raises SpentOrderError.
+        return None if self._returns.is_any_on_its_way(but=ready) else tuple(sorted(working.union(ready)))
 
 
 def _differing_calls(asked: Sequence[LiveRanksAsked]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Interrupted, PoolWorkerDied, SignalHandlers, ThreadFailed
 
 WorkerReport = ThreadFailed | PoolWorkerDied | SignalHandlers | Interrupted | CheckpointSaved
-_SURVIVED_AGREEMENTS = 2  # one ends the block of live_devices that has failed, and one begins the next
+_SURVIVED_AGREEMENTS = 2  # one ends the block of live_devices that has failed, and one the next
 _SURVIVED_S = 30.0  # a program without live_devices then does not mind the loss
 _MAX_POOL_WORKERS = 8  # the last ones that have died are remembered
 
