@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -17,8 +18,13 @@ pytestmark = [pytest.mark.extended, *NEEDS_LIVE_DEVICES]
 
 def test_a_lost_rank_comes_back_and_the_numbers_are_those_of_a_whole_job(tmp_path: Path) -> None:
     script = program(tmp_path, "os.kill(os.getpid(), 9)")
-    result = jaxrun(tmp_path, "-n", "3", "--keep-survivors", "--max-restarts", "2", script, *FIRST[:2], "1000000")
+    words = ("--keep-survivors", "--max-restarts", "2", "--notify", "cat >> told", script, *FIRST[:2], "1000000")
+    result = jaxrun(tmp_path, "-n", "3", *words)
     assert result.code == 0, result
+    lost, back, _ = map(json.loads, (tmp_path / "told").read_text().splitlines())
+    assert (lost["event"], lost["rank"], lost["is_started_again"]) == ("lost", 2, True)
+    assert str(lost["headline"]).startswith("rank 2 of 3 was killed by SIGKILL (9), ")
+    assert (back["event"], back["rank"]) == ("returned", 2) and 0 < back["seconds"] < 30
     assert "ranks 0-1 go on (--keep-survivors), and it is started again (1 of 2)" in result.err
     assert re.search(r"rank 2 is back, [\d.]+ s after it was lost: ranks 0-2 go on", result.err), result
     details = str(result.verdict()["details"])

@@ -74,8 +74,8 @@ class Survivors:
         failed, incarnation = workers.outcome(rank, now), workers.incarnation(rank)
         takes_back = self._takes_back()
         starts = self._returns.on_loss(rank, now) if takes_back else []
-        most = self._returns.most if takes_back else 0
-        loss = PrintLoss(failed, workers.working, self._state.run_at or now, self._returns.used, most)
+        restart = self._returns.used if takes_back else 0
+        loss = PrintLoss(failed, workers.working, self._state.run_at or now, incarnation, restart, self._returns.most)
         told = Send(workers.working, RanksLost((rank,), {rank: incarnation}))
         return [loss, told, *self._answer_all_but(rank, now), *starts]
 
