@@ -131,3 +131,26 @@ while step < last:
         "rank 2 failed; all 2 restarts of a lost rank are used up;",
         "attempt 2 of 3 failed",
     ], result
+
+
+@pytest.mark.parametrize("differs", [False, True], ids=["alike", "differing"])
+def test_the_calls_of_a_rank_that_came_back_are_compared_from_then_on(tmp_path: Path, differs: bool) -> None:
+    other = """
+@jax.jit
+def other(weight, x):
+    loss, slope = jax.value_and_grad(lambda weight: jnp.mean((weight * x - 3 * x) ** 2))(weight)
+    return loss, weight - 0.1 * slope
+
+def chosen(step):
+    return other if {differs} and rank == 2 and step >= max(20, last - 15) else train
+
+last = 1 if os.environ["JAXRUN_ATTEMPT"] == "2" else last
+while step < last:
+"""
+    code = TRAINING.format(fails="os.kill(os.getpid(), 9)").replace("float, train(", "float, chosen(step)(")
+    code = code.replace("\nwhile step < last:\n", other.format(differs=differs))
+    words = ("-n", "3", "--keep-survivors", "--max-restarts", "1", "--lockstep", "fail")
+    result = jaxrun(tmp_path, *words, write(tmp_path, code), *FIRST[:2], "1000000")
+    assert result.code == 0 and "rank 2 is back" in result.err, result
+    found = re.findall(r"\(jit\(train\) at .* and jit\(other\) at .*\), so --lockstep fail ended the job", result.err)
+    assert len(found) == differs and result.err.count("; restarting") == differs, result

@@ -119,7 +119,10 @@ class Survivors:
         order = self._choose_order(ranks, ready)
         if order is None:
             return []
-        back = self._returns.admit([rank for rank in ready if rank in order], now)
+        admitted = [rank for rank in ready if rank in order]
+        back = self._returns.admit(admitted, now)
+        for rank in admitted:
+            self._divergence.restore_rank(rank)
         workers.add_agreement(ranks)
         asked = [waiting.pop(rank) for rank in sorted(order)]
         incarnations = {rank: workers.incarnation(rank) for rank in sorted(order)}

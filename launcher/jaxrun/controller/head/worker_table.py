@@ -96,11 +96,6 @@ class WorkerTable:
         """How many times lost ranks were started again, whether they came back or not."""
         return sum(worker.incarnation - 1 for worker in self._workers.values())
 
-    @property
-    def disturbed(self) -> set[int]:
-        """The ranks that are lost, or were: their processes and the others' have not made the same calls."""
-        return set(self._lost).union(past.worker.rank for past in self._returns)
-
     def incarnation(self, rank: int) -> int:
         """Return the number of the rank's process, from 1."""
         return self._workers[rank].incarnation
