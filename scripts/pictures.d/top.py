@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jaxrun.analysis.diagnosis.snapshot import Overview
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
 from jaxrun.frontends.top.finding import describe_finding
 from jaxrun.frontends.top.samples import take_samples
@@ -19,7 +19,7 @@ from jaxrun.frontends.top.watch import join_lines
 from jaxrun.job_client.running_job import RunningJob, find_running_job
 from jaxrun.protocol.flight import DispatchedCall, Flight, PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 
 WIDTH, HEIGHT = 96, 14
 LOOKS = 40

@@ -10,7 +10,8 @@ from handshakes import frame
 from head_by_hand import JOB_INFO, HeadByHand, message, start_of, worker_of
 from listener_thread import wait_until
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import EndedBySignal, Preempted
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.controller.supervisor import losses
 from jaxrun.job_events.actions import Send, SendToAgents
 from jaxrun.job_events.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
@@ -30,7 +31,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerExited,
 )
 from jaxrun.protocol.codec import encode
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import Done, Run
 from jaxrun.spec.job.rank_placement import agents_by_rank
 
@@ -52,7 +53,7 @@ def waiting():
 @pytest.fixture
 def attached():
     """The same, where an srun has started the head's process beside the agents."""
-    with contextlib.closing(HeadByHand("an srun")) as made:
+    with contextlib.closing(HeadByHand(attached=True)) as made:
         yield made
 
 
@@ -384,7 +385,7 @@ def test_an_agent_is_taken_in_the_place_of_a_lost_one_in_the_next_attempt_with_i
 
 def test_the_agent_of_a_drained_pod_leaves_before_the_next_attempt_and_the_others_stay(waiting):
     first, second = run_both(waiting)
-    waiting.end_attempt(JobOutcome(EndReason.PREEMPTED, drained=frozenset({1})))
+    waiting.end_attempt(JobOutcome(Preempted(signal=EndedBySignal(signal.SIGTERM)), drained=frozenset({1})))
     assert waiting.roster.usable(()) == {0}
     waiting.begin_next_attempt(awaited={1: "h2"})
     assert waiting.received(first) == [NextAttempt(2, (0,))]

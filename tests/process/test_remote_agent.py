@@ -34,7 +34,7 @@ from jaxrun.protocol.agent_messages import (
     WorkerSpawned,
 )
 from jaxrun.protocol.env import AgentEnv
-from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.protocol.query_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Done, Exit, Failed, Hello
 
 
@@ -125,7 +125,7 @@ def test_a_failure_is_reported_before_the_exit_and_logs_are_written_here_where_t
     assert head.output() == b"" and FirstOutput(0) in head.received
 
 
-def test_signals_and_snapshots_of_a_running_worker_which_leaves_nothing(by_hand, tmp_path):
+def test_signals_and_stacks_of_a_running_worker_which_leaves_nothing(by_hand, tmp_path):
     """The head's signals and SIGUSR1 are the worker's; a signal of the scheduler to the agent is the head's."""
     head = by_hand()
     shows = "[signal.signal(number, lambda number, frame: print(-number, flush=True)) for number in (10, 15)]"

@@ -21,7 +21,7 @@ from jaxrun.analysis.diagnosis.stacks import main_stack, parse_dump
 from jaxrun.node.agent import child_processes
 from jaxrun.node.agent.child_processes import describe_children
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
-from jaxrun.protocol.snapshot_messages import ChildProcess
+from jaxrun.protocol.query_messages import ChildProcess
 from jaxrun_runtime import stack_dumps
 
 BEGIN = "import sys\nfrom jaxrun_runtime import stack_dumps\nstack_dumps.write_on_signal(int(sys.argv[1]))\n"

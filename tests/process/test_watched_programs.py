@@ -227,7 +227,7 @@ def test_children_end_by_sigterm_and_a_wait_for_one_names_the_way_out(tmp_path: 
             text = " ".join(subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT).stdout.split())
             return "use spawn or forkserver" in text
 
-        job.wait_until(is_named, "snapshot of a wait for a child")
+        job.wait_until(is_named, "the stack of a wait for a child")
         assert "rank 1 waits for data (multiprocessing.map)" in text
         for _ in range(2):
             job.process.send_signal(signal.SIGINT)

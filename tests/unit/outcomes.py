@@ -2,7 +2,9 @@
 
 import signal
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_end import RankFailed
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.decide import decide as decide_verdict
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
@@ -13,7 +15,7 @@ ABORT = (
     "    @     0x7f96cb840634  absl::lts_20260107::log_internal::LogMessage::SendToLog()\n"
 )
 HOSTS = {rank: f"h{rank // 2}" for rank in range(4)}
-START, RUN_AT, NOW = 1000.0, 1002.0, 1012.5
+START, RUN_AT, DECIDED, NOW = 1000.0, 1002.0, 1012.0, 1012.5
 
 
 def failed(rank, message, *, error="ValueError", status=1, stage="program"):
@@ -40,14 +42,19 @@ def thread(rank, error="KeyError"):
 
 
 def weigh(*ends, run_at=RUN_AT, hosts=HOSTS):
-    outcome = JobOutcome(EndReason.FAILED, ends, run_at=run_at)
-    return decide_verdict(outcome, hosts, started=START, ended=NOW)
+    return decide_verdict(JobOutcome(RankFailed(), hosts, ends, run_at=run_at), started=START, ended=NOW)
 
 
 def culprit_ranks(ends):
     return tuple(end.rank for end in find_culprits(ends))
 
 
-def decide(ends, reason, **more):
-    ending = JobOutcome(EndReason(reason), tuple(ends), decided_at=1012.0, run_at=RUN_AT, **more)
-    return decide_verdict(ending, HOSTS, started=START, ended=NOW, timeout=10.0)
+def where(dumps, waits=(), **more):
+    """The ranks have these stacks; `waits`: the kernel functions in which they sleep, or one for all."""
+    by_rank = dict.fromkeys(dumps, waits) if isinstance(waits, str) else dict(waits)
+    return JobStacks(DECIDED, HOSTS, dumps, by_rank, **more)
+
+
+def decide(ends, why, **facts):
+    outcome = JobOutcome(why, HOSTS, tuple(ends), decided_at=DECIDED, run_at=RUN_AT, **facts)
+    return decide_verdict(outcome, started=START, ended=NOW, timeout=10.0)

@@ -5,12 +5,11 @@ import signal
 
 from jaxrun import __version__
 from jaxrun.analysis.verdict.decide import decide
-from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
+from jaxrun.analysis.verdict.stack_text import describe_stacks, format_stall_notice
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadJob, HeadOptions, TimeLimits
-from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import LinkId
 from jaxrun.job_events.actions import (
@@ -19,7 +18,7 @@ from jaxrun.job_events.actions import (
     LookForHosts,
     PrintLine,
     PrintLoss,
-    PrintSnapshot,
+    PrintStacks,
     PrintStallNotice,
     ReadTerminalLine,
     RecordTime,
@@ -38,7 +37,7 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.probe_messages import Gpus, Machine
-from jaxrun.protocol.snapshot_messages import (
+from jaxrun.protocol.query_messages import (
     ProgramDetailsReply,
     ProgramDetailsRequest,
     RankQuery,
@@ -54,13 +53,16 @@ from jaxrun.protocol.worker_messages import (
     StartCoordinator,
 )
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.spec.job.rank_placement import agents_by_rank
+from jaxrun.spec.job.worker_assignment import LauncherSettings
 
 JOB_ID = "ab" * 16
 REAPED_AFTER_S = 0.001
+PLANNED = {"gpu": "cuda"}  # what the plan calls the platform that JAX calls so
 IN_JAX = """Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
   File "/home/me/train.py", line 2 in <module>
@@ -176,8 +178,17 @@ class Simulation:
             "returns": returns,
             "returns_used": returns_used,
         }
-        asked = HeadOptions("127.0.0.1", **options)
-        self.head = Head(HeadJob(self.hosts, agents_by_rank(size), expected, limits, asked), 0.0)
+        asked = HeadOptions(has_other_clocks=False, **options)
+        registry = make_registry(size, platform=PLANNED.get(platform, platform), devices_per_process=local_devices)
+        self.head = Head(HeadJob(self.hosts, agents_by_rank(size), expected, limits, asked), 0.0, registry)
+        for rank in range(size):  # what their agents are told to start is nobody's concern here
+            self.head.handle(self._report(rank), 0.0)
+
+    def _report(self, rank):
+        host = self.hosts.get(rank, "h9")
+        ranks = sum(other == host for other in self.hosts.values())
+        gpus = range(ranks * (self.local_devices or 1)) if self.platform in PLANNED else ()
+        return report(rank, host, self.size, gpus=gpus)
 
     def handle(self, *events):
         """Events that arrive now."""
@@ -275,7 +286,7 @@ class Simulation:
 
     @property
     def verdict(self):
-        return decide(self.outcome, self.head.hosts, started=0.0, ended=self.now)
+        return decide(self.outcome, started=0.0, ended=self.now)
 
     @property
     def lines(self):
@@ -313,11 +324,11 @@ class Simulation:
                     self.exited = {rank: status for rank, status in self.exited.items() if rank not in action.ranks}
             case PrintLoss():
                 self.printed.append((self.now, f"rank {action.worker.rank} is lost, {action.others} go on"))
-            case PrintSnapshot():
-                self.printed.append((self.now, f"{action.heading}{format_snapshot(action.snapshot)}"))
+            case PrintStacks():
+                self.printed.append((self.now, f"{action.heading}{describe_stacks(action.stacks)}"))
             case PrintStallNotice():
                 how = {"limit_s": action.limit_s, "is_as_before": action.is_as_before}
-                self.printed.append((self.now, format_stall_notice(action.snapshot, action.idle_s, None, **how)))
+                self.printed.append((self.now, format_stall_notice(action.stacks, action.idle_s, None, **how)))
             case PrintLine(status=True):
                 self.statuses_shown.append((self.now, action.text))
             case PrintLine():
@@ -369,7 +380,7 @@ def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared
     """Where the agents of a job of so many ranks report; `wanted` are fields of its Job."""
     job = Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", "processes": size, **wanted})
     command = LaunchCommand(
-        "open-mpi", "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
+        OPEN_MPI, "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
     )
     plan = plan_remote(job, {}, JOB_ID, command, ["?"] * size)
     return AgentRegistry(

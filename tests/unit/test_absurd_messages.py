@@ -61,7 +61,7 @@ from jaxrun.protocol.job_messages import (
     Request,
     SignalOrder,
 )
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
+from jaxrun.protocol.query_messages import ProgramDetailsReply, ProgramDetailsRequest, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import CoordinatorReady, Done
 from jaxrun.records.event_log.event_log import format_line
 from jaxrun.spec.job.rank_placement import agents_by_rank
@@ -222,14 +222,15 @@ class Server:
 class Job:
     """A head with all that it speaks to on its side; the answers to its questions are absurd, too."""
 
-    def __init__(self, limits, lockstep, *, registry, terminal, reports_kills):
+    def __init__(self, limits, lockstep, *, agents_late, terminal, reports_kills):
         self.now = 0.0
         self.reports_kills = reports_kills
         self.outcome: JobOutcome | None = None
         expected = Expected(SIZE, JOB_ID, "cpu", 1)
-        agents = make_registry(SIZE) if registry else None
-        options = HeadOptions("127.0.0.1", lockstep, no_terminal="" if terminal else "it has none")
-        head = Head(HeadJob(HOSTS, agents_by_rank(SIZE), expected, limits, options), 0.0, agents)
+        options = HeadOptions(agents_late, lockstep, no_terminal="" if terminal else "it has none")
+        head = Head(HeadJob(HOSTS, agents_by_rank(SIZE), expected, limits, options), 0.0, make_registry(SIZE))
+        for rank in () if agents_late else range(SIZE):
+            head.handle(report(rank, HOSTS[rank], SIZE), 0.0)
         self.dispatcher = Dispatcher(head, Files(), Server(), lambda: self.now)
         self.answers = self.details = None
 
@@ -323,7 +324,7 @@ def test_whatever_agents_say_the_head_raises_nothing_and_two_signals_end_the_job
 
     @given(some_limits, lockstep, begun, st.booleans(), st.booleans(), st.booleans(), STEPS, ANSWERS, DETAILS)
     def survive(limits, lockstep, begun, registry, terminal, reports_kills, steps, answers, details):
-        job = Job(limits, lockstep, registry=registry, terminal=terminal, reports_kills=reports_kills)
+        job = Job(limits, lockstep, agents_late=registry, terminal=terminal, reports_kills=reports_kills)
         first = regular_events(registry)
         job.handle(*first[: begun and begun + len(first) - len(regular_events(False))])
         job.answers, job.details = cycle(answers), cycle(details)
@@ -342,7 +343,7 @@ def test_whatever_agents_say_the_head_raises_nothing_and_two_signals_end_the_job
                 job.handle(LauncherSignalled(2))
                 job.wait(60.0)
         assert job.outcome is not None
-        verdict = decide(job.outcome, job.dispatcher.hosts, started=0.0, ended=job.now, timeout=limits.job)
+        verdict = decide(job.outcome, started=0.0, ended=job.now, timeout=limits.job)
         assert 0 <= verdict.exit_code <= 255
         to_json(verdict).encode("utf-8", "backslashreplace")
         format_report(verdict, None, TerminalFormat.at(1, {}), []).encode("utf-8", "backslashreplace")

@@ -125,7 +125,7 @@ def test_an_agent_that_is_lost_while_joining_is_named(made):
 
 def test_an_agent_that_is_lost_before_its_worker_was_started_is_named(made):
     lose(made.spawn(0, 1, 2), 3).wait(1)
-    assert made.outcome.reason == "unavailable" and made.verdict.exit_code == 69
+    assert made.outcome.end.reason == "unavailable" and made.verdict.exit_code == 69
     assert made.verdict.headline == f"the agent of rank 3 (h2) was lost before it started its worker: {CLOSED}"
     assert made.kills() == [(0, (0, 1, 2))]
 
@@ -137,7 +137,7 @@ def test_a_job_that_is_being_stopped_sends_no_join(made):
 
 def test_an_agent_whose_worker_has_succeeded_may_end(job):
     lose(job.done(0, 1, 2, 3).exit(0, 3), 3).exit(0, 1, 2).exit(0, 0).wait(1)
-    assert (job.outcome.reason, job.verdict.exit_code) == ("ok", 0)
+    assert (job.outcome.end.reason, job.verdict.exit_code) == ("ok", 0)
 
 
 def test_a_rank_that_the_job_does_not_have_cannot_be_lost(job):
@@ -151,18 +151,18 @@ def test_a_rank_that_the_job_does_not_have_cannot_be_lost(job):
 def test_a_launch_command_that_ends_early_ends_the_job_with_its_output(job):
     text = "Open MPI 5 ended with status 1 before the job was over; it said:\n  no such host"
     job.handle(StartFailed(text)).wait(1)
-    assert job.outcome.reason == "unavailable" and job.verdict.exit_code == 69 and job.verdict.headline == text
+    assert job.outcome.end.reason == "unavailable" and job.verdict.exit_code == 69 and job.verdict.headline == text
     assert job.kills() == [(0, (0, 1, 2, 3))]
 
 
 def test_collateral_is_explained_by_the_end_of_the_launch_command(job):
     fail(job, 0, **GLOO).wait(0.01).handle(StartFailed("srun was killed by SIGKILL (9)")).wait(6)
-    assert (job.outcome.reason, job.verdict.exit_code) == ("unavailable", 69)
+    assert (job.outcome.end.reason, job.verdict.exit_code) == ("unavailable", 69)
 
 
 def test_a_launch_command_that_ends_while_the_ranks_exit_changes_nothing(job):
     job.done(0, 1, 2, 3).handle(StartFailed("srun ended with status 1")).exit(0, 1, 2, 3).exit(0, 0).wait(1)
-    assert (job.outcome.reason, job.verdict.exit_code) == ("ok", 0)
+    assert (job.outcome.end.reason, job.verdict.exit_code) == ("ok", 0)
 
 
 # ---- signals to agents
@@ -208,7 +208,7 @@ def test_the_launchers_own_second_signal_kills_at_once_also_after_the_agents(job
 
 def test_lost_after_a_signal_does_not_hold_up_the_end(job):
     lose(job.interrupt(signal.SIGTERM).wait(0.1), 2, 3).done(0, 1).wait(0.1).exit(0, 0, 1).wait(6)
-    assert (job.outcome.reason, job.verdict.exit_code) == ("interrupted", 143) and job.finished_at < 6
+    assert (job.outcome.end.reason, job.verdict.exit_code) == ("interrupted", 143) and job.finished_at < 6
 
 
 def test_a_signal_to_an_agent_before_the_program_runs_ends_the_job_at_once(made):
@@ -243,13 +243,13 @@ def test_the_hosts_are_known_once_all_reports_are_in(awaiting):
 
 def test_agents_that_do_not_report_are_named_with_the_listen_address(awaiting):
     awaiting.handle(report(0, "h1", 2)).wait(121)
-    assert awaiting.outcome.reason == "unavailable"
-    assert awaiting.outcome.text.startswith("1 of 2 agents reported within 60 s; missing: rank 1")
-    assert "It listens at eth0 10.0.0.9:40; --interface chooses another." in awaiting.outcome.text
+    assert awaiting.outcome.end.reason == "unavailable"
+    assert awaiting.outcome.end.text.startswith("1 of 2 agents reported within 60 s; missing: rank 1")
+    assert "It listens at eth0 10.0.0.9:40; --interface chooses another." in awaiting.outcome.end.text
     assert awaiting.statuses_shown[0][1].startswith("starting agents: 1 of 2 ranks after 2 s, waiting for rank 1")
 
 
 def test_an_agent_that_goes_away_before_it_has_reported_is_named_with_its_host(awaiting):
     awaiting.handle(report(0, "h1", 2), AgentConnected(1, "h2"), AgentConnected(7, "h9"), AgentLost(1, CLOSED)).wait(1)
-    assert awaiting.outcome.reason == "unavailable"
-    assert awaiting.outcome.text == f"the agent of rank 1 (h2) was lost before it started its worker: {CLOSED}"
+    assert awaiting.outcome.end.reason == "unavailable"
+    assert awaiting.outcome.end.text == f"the agent of rank 1 (h2) was lost before it started its worker: {CLOSED}"

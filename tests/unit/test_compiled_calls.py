@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from jaxrun.protocol.flight import PendingCall, ProgramInfo
 from jaxrun.protocol.flight_file import FIRST_CALLS
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 
 SITE, ELSEWHERE = 1, 5
 BEFORE = flight("a", "a")  # after call #2

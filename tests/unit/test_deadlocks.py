@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.helpers import Helpers
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
-from jaxrun.analysis.verdict.stack_text import format_snapshot
+from jaxrun.analysis.verdict.stack_text import describe_stacks
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import ChildProcess
+from jaxrun.protocol.query_messages import ChildProcess
 
 BY_IF = "every rank must make this call; is it under an `if` that only this rank enters?"
 
@@ -21,7 +21,7 @@ def findings(*names, places=None, hosts=None, helpers=None):
     """The findings if rank 0 does the first of these, and so on; "finished" is a rank that has no stack."""
     present = {rank: sample(name) for rank, name in enumerate(names) if name != "finished"}
     flights = {rank: Flight(sites=dict(enumerate((site,) for site in known))) for rank, known in (places or {}).items()}
-    snapshot = Snapshot(
+    stacks = JobStacks(
         time=0.0,
         hosts=hosts or dict.fromkeys(range(len(names)), "h1"),
         dumps={rank: text for rank, (text, _) in present.items()},
@@ -30,7 +30,7 @@ def findings(*names, places=None, hosts=None, helpers=None):
         finished=tuple(rank for rank, name in enumerate(names) if name == "finished"),
         helpers=helpers,
     )
-    return list(map(str, explain_deadlock(snapshot)))
+    return list(map(str, explain_deadlock(stacks)))
 
 
 @pytest.mark.parametrize(("name", "expected"), [(name, item[2:]) for name, item in SAMPLES.items()], ids=SAMPLES)
@@ -72,10 +72,10 @@ _IDLE = dump(f"SITE/jaxrun/protocol/gang_messages.py 9 read\nSITE/jaxrun_runtime
 )
 def test_a_rank_of_a_gang_that_has_raised_has_not_returned_early(raised, idle, said):
     waiting, kernel = sample("process_allgather")
-    snapshot = Snapshot(
+    stacks = JobStacks(
         0.0, dict.fromkeys(range(3), "h1"), {0: waiting, 1: waiting, 2: _IDLE}, {0: kernel, 1: kernel}, raised=raised
     )
-    text = " ".join(format_snapshot(snapshot).split())
+    text = " ".join(describe_stacks(stacks).split())
     assert idle in text and f"{said} wait for it in JAX (process_allgather at train.py:32 step)" in text
     assert ("return early" in text) is not bool(raised)
 
@@ -216,7 +216,7 @@ def test_a_compilation_goes_on_by_itself_unless_gpus_compile_together_and_some_r
         for rank, name in enumerate(names)
         if name == "compiling"
     }
-    snapshot = Snapshot(
+    stacks = JobStacks(
         time=0.0,
         hosts=dict.fromkeys(range(3), "h1"),
         dumps={rank: sample(name)[0] for rank, name in enumerate(names) if name != "finished"},
@@ -225,10 +225,10 @@ def test_a_compilation_goes_on_by_itself_unless_gpus_compile_together_and_some_r
         finished=tuple(rank for rank, name in enumerate(names) if name == "finished"),
         platform=platform,
     )
-    text = str(explain_deadlock(snapshot)[0])
+    text = str(explain_deadlock(stacks)[0])
     waits = f"step, which on several GPUs waits for the ranks that do not compile ({needed})"
     assert (waits in text, "it will finish by itself" in text) == (bool(needed), not needed)
-    unknown = str(explain_deadlock(replace(snapshot, flights={}))[0])
+    unknown = str(explain_deadlock(replace(stacks, flights={}))[0])
     assert "it will finish by itself" not in unknown or platform == "cpu"
 
 

@@ -13,7 +13,7 @@ from jaxrun.job_events.events import Requested
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.flight import PendingCall, ProgramDetails
 from jaxrun.protocol.job_messages import AnswerState, StacksRequest
-from jaxrun.protocol.snapshot_messages import RecorderSnapshot
+from jaxrun.protocol.query_messages import FlightAtEnd
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed
 
 IN_JAX = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
@@ -30,7 +30,7 @@ def final_report(job):
 
 def end_well(job):
     """All ranks end, with their recorders as they are."""
-    job.handle(*(RecorderSnapshot(rank, found) for rank, found in job.flights.items()))
+    job.handle(*(FlightAtEnd(rank, found) for rank, found in job.flights.items()))
     return job.done(0, 1, 2).exit(0, 0, 1, 2)
 
 
@@ -77,7 +77,7 @@ def test_a_rank_that_enters_a_diverged_call_late_is_sent_the_divergence_at_once(
 
 
 def test_a_rank_that_waits_for_a_finished_one_is_sent_its_number_of_calls(strict):
-    strict.handle(RecorderSnapshot(2, flight("a", "b"))).done(2)
+    strict.handle(FlightAtEnd(2, flight("a", "b"))).done(2)
     strict.handle(call(0, 3), call(1, 3)).wait(1)
     ((_, ranks, message),) = sent(strict, CallMismatch)
     assert ranks == (0, 1) and "has made only 2 calls and is finished" in message.reason and "rank 2" in message.reason
@@ -86,7 +86,7 @@ def test_a_rank_that_waits_for_a_finished_one_is_sent_its_number_of_calls(strict
 def test_waiting_first_and_the_end_of_another_later_is_the_same(strict):
     strict.handle(call(0, 1), call(1, 1)).wait(5)
     assert not sent(strict, CallMismatch)
-    strict.handle(RecorderSnapshot(2, flight())).done(2).wait(1)
+    strict.handle(FlightAtEnd(2, flight())).done(2).wait(1)
     assert "has made no call and is finished" in sent(strict, CallMismatch)[0][2].reason
 
 
@@ -129,7 +129,7 @@ def test_a_divergence_that_ranks_raise_is_none_of_the_job_even_if_their_recorder
 
 
 def test_a_rank_that_works_alone_waits_for_nobody(simulate):
-    job = simulate(2, lockstep="strict").run().handle(RecorderSnapshot(0, flight(group="0-1"))).done(0)
+    job = simulate(2, lockstep="strict").run().handle(FlightAtEnd(0, flight(group="0-1"))).done(0)
     job.handle(call(1, group="0-1")).wait(1)
     assert len(sent(job, CallMismatch)) == 1
 
@@ -149,7 +149,7 @@ def test_first_calls_that_differ_are_reported_once_and_kept_for_the_verdict(reco
     assert len(record.printed) == 1 and "argument x is float32[32]" in record.lines[0]
     assert record.outcome is None and not sent(record, CallMismatch)
     end_well(record).wait(1)
-    assert record.outcome.reason == "ok" and record.outcome.divergences[0].number == 1
+    assert record.outcome.end.reason == "ok" and record.outcome.divergences[0].number == 1
     text = final_report(record)
     assert "done in" in text and "may be wrong" in text and "argument x is float32[32]" in text
 
@@ -160,12 +160,12 @@ def test_first_calls_that_no_other_rank_reports_are_no_divergence(record):
 
 
 def test_a_first_call_that_needs_a_finished_rank_is_reported(record):
-    record.handle(RecorderSnapshot(2, flight("a"))).done(2).handle(call(0, 2, waits=False)).wait(3)
+    record.handle(FlightAtEnd(2, flight("a"))).done(2).handle(call(0, 2, waits=False)).wait(3)
     assert len(record.printed) == 1 and "has made only 1 call and is finished" in record.lines[0]
 
 
 def test_a_finished_rank_is_not_missed_in_calls_that_it_made(record):
-    record.handle(RecorderSnapshot(2, flight("a", "b"))).done(2).handle(call(0, 2, waits=False)).wait(0.5)
+    record.handle(FlightAtEnd(2, flight("a", "b"))).done(2).handle(call(0, 2, waits=False)).wait(0.5)
     assert not record.printed
 
 
@@ -247,9 +247,9 @@ def test_other_chains_of_the_same_programs_are_no_news(record):
 
 def test_the_end_of_the_job_does_not_wait_forever_for_an_answer(record):
     for rank, key in enumerate("aab"):  # nobody can be asked any more
-        record.handle(RecorderSnapshot(rank, flight(key)))
+        record.handle(FlightAtEnd(rank, flight(key)))
     end_well(record).wait(5)
-    assert record.outcome.reason == "ok" and record.finished_at < 1
+    assert record.outcome.end.reason == "ok" and record.finished_at < 1
 
 
 def test_an_end_that_is_in_step_is_not_put_off(record):
@@ -266,9 +266,9 @@ def test_extra_calls_of_some_ranks_are_reported_after_success(record):
 
 
 def test_fewer_calls_of_stopped_ranks_are_not_a_divergence(record):
-    record.handle(RecorderSnapshot(1, flight("a", "b")), record.failure(1)).exit(1, 1).wait(0.04)
-    record.handle(RecorderSnapshot(0, flight("a")), RecorderSnapshot(2, flight("a"))).wait(5)
-    assert record.outcome.reason == "failed" and record.outcome.divergences == ()
+    record.handle(FlightAtEnd(1, flight("a", "b")), record.failure(1)).exit(1, 1).wait(0.04)
+    record.handle(FlightAtEnd(0, flight("a")), FlightAtEnd(2, flight("a"))).wait(5)
+    assert record.outcome.end.reason == "failed" and record.outcome.divergences == ()
 
 
 def test_a_crash_is_a_consequence_of_ranks_out_of_step(record):
@@ -293,8 +293,8 @@ def test_a_rank_that_went_on_without_a_finished_one_is_stopped_soon(record):
     record.stacks = {0: IN_JAX, 1: IN_JAX}
     entered = PendingCall(ALL, 2, 1, 1, 3.0)
     record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered), 2: flight("a")}
-    record.handle(RecorderSnapshot(2, flight("a"))).done(2).wait(8)
-    assert record.outcome.reason == "early-exit" and record.outcome.decided_at < 4
+    record.handle(FlightAtEnd(2, flight("a"))).done(2).wait(8)
+    assert record.outcome.end.reason == "early-exit" and record.outcome.decided_at < 4
 
 
 def differ(job, ours, theirs):
@@ -398,7 +398,7 @@ def test_a_success_out_of_step_is_a_failure_unless_differences_are_only_recorded
 def test_a_success_in_step_is_one_and_so_is_a_preemption_out_of_step(simulate):
     job = simulate(3, lockstep="check").run()
     job.flights = dict.fromkeys(range(3), flight("a", "b"))
-    assert end_well(job).outcome.reason == "ok"
+    assert end_well(job).outcome.end.reason == "ok"
     job = simulate(3, lockstep="check").run().listen()
     job.interrupt(signal.SIGTERM)
     job.flights = same(flight("a", "b"), flight("a", "c"))
@@ -415,7 +415,7 @@ def failing(simulate):
 
 def is_failed(job):
     verdict = job.verdict
-    assert (job.outcome.reason, verdict.outcome, verdict.exit_code) == ("diverged", "diverged", 1)
+    assert (job.outcome.end.reason, verdict.outcome, verdict.exit_code) == ("diverged", "diverged", 1)
     assert verdict.headline.startswith("the ranks were out of step at cross-process call #")
     assert verdict.divergence.startswith("the processes disagree at cross-process call #")
     return final_report(job)
@@ -462,7 +462,7 @@ def test_fail_lets_a_search_for_a_nan_come_to_its_error(failing):
 
 def test_fail_leaves_ranks_in_step_alone(failing):
     failing.flights = dict.fromkeys(range(3), flight("a", "b"))
-    assert end_well(failing).outcome.reason == "ok"
+    assert end_well(failing).outcome.end.reason == "ok"
 
 
 def test_off_reads_nothing(simulate):

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from simulation import Simulation
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.job_end import EndedBySignal, RankFailed, Stalled, TimedOut
 from jaxrun.controller.head import editor_debuggers
 from jaxrun.controller.head.editor_debuggers import START_TIMEOUT_S, STOP_TIMEOUT_S
 from jaxrun.errors import UsageError
@@ -116,7 +116,7 @@ def test_the_clocks_of_the_job_stand_still_while_any_rank_is_debugged():
     job.handle(RequestEnded("2.1"), DebugpyStopped(0, 2)).wait(59)
     assert job.outcome is None
     job.wait(2)
-    assert job.outcome.reason is EndReason.TIMEOUT
+    assert isinstance(job.outcome.end, TimedOut)
 
 
 def test_the_end_of_a_rank_or_of_the_job_ends_the_session():
@@ -144,7 +144,7 @@ def test_with_debug_no_program_starts_before_each_editor_that_is_connected_is_re
     job.handle(DebugpyReady(0, 2))
     assert runs(job) == [0, 1]
     job.handle(RequestEnded("1.1"), DebugpyStopped(1, 1), RequestEnded("2.1"), DebugpyStopped(0, 2)).wait(59)
-    assert job.outcome.reason is EndReason.STALL, "its clocks have begun"
+    assert isinstance(job.outcome.end, Stalled), "its clocks have begun"
     assert job.verdict.headline.endswith("s into the run.") or job.outcome.decided_at > 1000
 
 
@@ -181,7 +181,7 @@ def test_go_starts_the_programs_without_an_editor_once():
 
 def test_ctrl_c_ends_a_job_that_waits_at_once():
     job = Simulation(2, debug=True).run().interrupt(2).wait(1)
-    assert job.outcome.reason is EndReason.INTERRUPTED and job.kills() and not job.kills(2)
+    assert isinstance(job.outcome.end, EndedBySignal) and job.kills() and not job.kills(2)
 
 
 # ---- --debug-post-mortem
@@ -208,7 +208,7 @@ def test_a_failed_rank_keeps_its_frames_until_an_editor_has_let_go():
     job.wait(100).handle(DebuggerClosed(1))
     assert job.killed[0][2] == (0,), "the other rank is stopped"
     job.exit(1, 1).wait(1)
-    assert job.outcome.reason is EndReason.FAILED and job.verdict.exit_code == 1
+    assert isinstance(job.outcome.end, RankFailed) and job.verdict.exit_code == 1
     assert answers(job, "2.1")[-1].state is AnswerState.DONE
 
 
@@ -227,7 +227,7 @@ def test_kept_frames_end_with_the_time_limit_the_user_or_their_process_and_the_e
     assert job.killed, job.lines
     if 1 not in job.exited:
         job.exit(1, 1).wait(1)
-    assert job.outcome.reason is EndReason.FAILED and job.verdict.exit_code in (1, 137)
+    assert isinstance(job.outcome.end, RankFailed) and job.verdict.exit_code in (1, 137)
     assert not any(granted for _, granted in decisions(job))
 
 

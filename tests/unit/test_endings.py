@@ -8,13 +8,13 @@ import pytest
 from deadlock_samples import FUTEX, RUN_ALL, SAMPLES, SYNC, dump, sample
 
 from jaxrun.analysis.diagnosis.helpers import Helpers, LostPoolWorker, LostThread
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.stack_text import find_place
 from jaxrun.protocol.error_chain import ChainedError
-from jaxrun.protocol.snapshot_messages import ChildProcess
+from jaxrun.protocol.query_messages import ChildProcess
 from jaxrun.stack_frames import EXIT_HANDLER
 from jaxrun_runtime import exit_handlers
 
@@ -25,8 +25,8 @@ def explain(*ranks, helpers=None, finished=()):
     """What is said of ranks whose dumps these are."""
     hosts = dict.fromkeys(range(len(ranks)), "h1")
     dumps, waits = dict(enumerate(ranks)), dict.fromkeys(range(len(ranks)), FUTEX)
-    snapshot = Snapshot(0.0, hosts, dumps, waits, finished=finished, helpers=helpers or {})
-    return list(map(str, explain_deadlock(snapshot)))
+    stacks = JobStacks(0.0, hosts, dumps, waits, finished=finished, helpers=helpers or {})
+    return list(map(str, explain_deadlock(stacks)))
 
 
 # ---- at the end of the program
@@ -195,8 +195,8 @@ LOST_WORKERS = Helpers((LIVES,), lost_workers=(LostPoolWorker(60.0, 1, 6), LostP
 
 def test_a_rank_that_waits_for_a_pool_is_reported_with_the_worker_that_was_killed():
     dumps, hosts = {0: sample("a pool")[0], 1: BARRIER}, {0: "h1", 1: "h1"}
-    snapshot = Snapshot(100.0, hosts, dumps, dict.fromkeys(hosts, FUTEX), helpers={0: LOST_WORKERS})
-    (told,) = map(str, explain_deadlock(snapshot))
+    stacks = JobStacks(100.0, hosts, dumps, dict.fromkeys(hosts, FUTEX), helpers={0: LOST_WORKERS})
+    (told,) = map(str, explain_deadlock(stacks))
     assert (
         "but a worker of its pool (process 7) was killed by SIGKILL (9) 9 s ago, and rank 1 waits for it in a barrier"
         in told

@@ -17,7 +17,7 @@ from jaxrun.job_events.actions import PrintLine, RecordLoss, RecordReturn, Recor
 from jaxrun.job_events.events import AttemptEnded, AttemptStarted, FaultRequested, ParentExited, Requested, Tick
 from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
-from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.protocol.query_messages import RankDetail, RankQuery, RankReply
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done, Exit, Failed, Hello, WorkerStage
 from jaxrun.records.event_log import event_log

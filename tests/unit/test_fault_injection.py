@@ -72,7 +72,7 @@ def test_a_rank_killed_by_a_fault_does_not_count_as_stopped(simulate):
     job = simulate(3, chaos="kill:1@1s").run().wait(3)
     assert job.lines == ["rank 1 is killed by SIGKILL (9), as --chaos asked", "rank 1 failed; stopping 2 others"]
     assert job.kills() == [(1031, (0, 2))]
-    assert job.outcome.reason == "failed"
+    assert job.outcome.end.reason == "failed"
     assert [(end.killed_by_launcher, [dealt.kind for dealt in end.injected_faults]) for end in job.outcome.workers] == [
         (True, []),
         (False, ["kill"]),
@@ -106,7 +106,7 @@ def test_no_fault_comes_to_a_job_that_is_ending(simulate, end):
 def test_faults_that_come_too_late_are_reported(simulate):
     job = simulate(2, chaos="kill:1@5s,kill:0@200ms,pause:0@9s").run()
     job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert job.outcome.reason == "ok"
+    assert job.outcome.end.reason == "ok"
     assert job.lines == ["the job was over before --chaos kill:0@0.2s, kill:1@5s, pause:0@9s"]
 
 
@@ -125,7 +125,7 @@ def test_the_parent_of_the_launcher_requests_faults_at_any_time(simulate, stage)
         "rank 7 cannot be killed by SIGKILL (9), as its gang asked: it does not run",
         "rank 1 is killed by SIGKILL (9), as its gang asked",
     ]
-    assert job.outcome.reason == "failed"
+    assert job.outcome.end.reason == "failed"
 
 
 def test_faults_requested_of_an_ending_job_are_too_late(simulate):

@@ -29,7 +29,7 @@ def test_a_clean_run_ends_when_all_have_left_rank_0_last(simulate, size):
     assert sorted(job.ranks_sent(Exit)) == list(range(size))
     assert job.outcome is None
     job.exit(0, 0)
-    assert job.outcome.reason == "ok" and job.statuses == [0] * size
+    assert job.outcome.end.reason == "ok" and job.statuses == [0] * size
     assert all(end.finished and not end.killed_by_launcher for end in job.outcome.workers)
     assert not job.killed and not job.printed
 
@@ -56,15 +56,15 @@ def test_a_slow_start_is_reported_after_2_s_and_then_every_second_until_it_is_ov
 def test_a_rank_that_never_starts_is_named_with_its_host(simulate):
     job = simulate(4, hosts={0: "h1", 1: "h1", 2: "h2", 3: "h2"}, init=30.0).spawn()
     job.handle(job.hello(0), job.hello(1), job.hello(2)).wait(31)
-    assert job.outcome.reason == "unavailable"
-    assert job.outcome.text.startswith("3 of 4 ranks started within 30 s; missing: rank 3 (h2)\n")
+    assert job.outcome.end.reason == "unavailable"
+    assert job.outcome.end.text.startswith("3 of 4 ranks started within 30 s; missing: rank 3 (h2)\n")
     assert job.kills() == [(30000, (0, 1, 2, 3))]
 
 
 def test_ranks_that_do_not_join_in_time_are_named(simulate):
     job = simulate(2, init=30.0).join()
     job.handle(job.device_report(1)).wait(31)
-    assert job.outcome.text.startswith("1 of 2 ranks joined within 30 s; missing: rank 0\n")
+    assert job.outcome.end.text.startswith("1 of 2 ranks joined within 30 s; missing: rank 0\n")
 
 
 # The texts are in test_consistency.py.
@@ -75,7 +75,7 @@ def test_the_program_is_refused_when_a_device_report_is_wrong(simulate, wrong, t
     job = simulate(2).join()
     job.handle(job.device_report(0), job.device_report(1, **wrong)).wait(1)
     assert job.ranks_sent(Run) == []
-    assert job.outcome.reason == "refused" and job.outcome.text.startswith(text)
+    assert job.outcome.end.reason == "refused" and job.outcome.end.text.startswith(text)
     assert job.kills() == [(0, (0, 1))] and job.statuses == [-9, -9]
     assert all(end.killed_by_launcher for end in job.outcome.workers)
 
@@ -100,13 +100,13 @@ REFUSED_HELLOS = {
 def test_nobody_joins_when_the_hellos_show(simulate, hellos, text):
     job = simulate(2).spawn()
     job.handle(*(job.hello(**changes) for changes in hellos)).wait(1)
-    assert job.outcome.reason == "refused" and job.outcome.text.startswith(text)
+    assert job.outcome.end.reason == "refused" and job.outcome.end.text.startswith(text)
     assert job.ranks_sent(StartCoordinator) == []
 
 
 def test_workers_that_cannot_be_started_end_the_job(simulate):
     job = simulate(2).handle(StartFailed("jax could not be imported", "Traceback\n"))
-    assert job.outcome.reason == "unavailable" and job.outcome.traceback == "Traceback\n"
+    assert job.outcome.end.reason == "unavailable" and job.outcome.end.traceback == "Traceback\n"
     assert job.statuses == [None, None]
 
 
@@ -231,13 +231,13 @@ def test_a_job_ends_as_its_history_determines(simulate, history):
     assert tuple(text for text in job.lines if "did not end" not in text or text in history.printed) == history.printed
     assert tuple(job.kills()) == history.kills
     assert round(job.finished_at * 1000) == history.finished
-    assert job.outcome.reason == history.reason
+    assert job.outcome.end.reason == history.reason
     assert None not in job.statuses
 
 
 def test_a_failure_before_the_hello_is_a_failure(simulate):
     job = simulate(2).spawn().exit(0, 1).wait(1)
-    assert job.outcome.reason == "failed" and job.outcome.run_at is None
+    assert job.outcome.end.reason == "failed" and job.outcome.run_at is None
     assert job.statuses == [-9, 0]
 
 
@@ -298,7 +298,7 @@ def test_commands_around_ranks_may_take_their_time_once_all_programs_have_ended(
     job = simulate(2, unhurried=True).run().done(0, 1).wait(600)
     assert not job.killed
     job.exit(0, 1).exit(0, 0).wait(1)
-    assert job.outcome.reason == "ok"
+    assert job.outcome.end.reason == "ok"
 
 
 def test_a_kind_of_event_has_one_handler():

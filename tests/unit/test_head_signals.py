@@ -1,4 +1,4 @@
-"""The head under signals that end no job and under time limits, snapshots on request, and agents that do not answer.
+"""The head under signals that end no job and under time limits, stacks on request, and agents that do not answer.
 
 The signals that end a job are in test_interruption.py.
 """
@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from simulation import IN_JAX, IN_QUEUE
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.job_end import Completed, EndedBySignal, RankFailed, Stalled, TimedOut, Unavailable
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.controller.head.head_state import JobPhase
@@ -17,7 +17,7 @@ from jaxrun.controller.head.job_shutdown import UNANSWERED_HURRY_S, UNANSWERED_S
 from jaxrun.job_events.actions import AnswerRequest, Send
 from jaxrun.job_events.events import LauncherSignalled, Requested, Resumed
 from jaxrun.protocol.job_messages import StacksRequest
-from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
+from jaxrun.protocol.query_messages import ProcessState, RankDetail, RankQuery, RankReply
 from jaxrun.protocol.worker_messages import Exit, Interrupted
 
 
@@ -33,7 +33,7 @@ def test_rank_0_is_continued_when_its_message_crossed_with_sigstop(simulate, lat
     job.exit(1, 1).exit(-9, 2)
     assert job.kills(signal.SIGCONT) == [(30, (0,))] and job.ranks_sent(Exit) == [0]
     job.exit(1 if late == "words" else 0, 0)
-    assert job.outcome.reason == "failed" and job.kills() == [(30, (2,))]
+    assert job.outcome.end.reason == "failed" and job.kills() == [(30, (2,))]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
@@ -51,7 +51,7 @@ def test_ctrl_z_stops_all_ranks_and_the_time_until_they_go_on_counts_for_no_limi
     job.handle(Resumed(1000.0))
     assert job.kills(signal.SIGCONT) == [(1030000, (0, 1))]
     assert job.wait(25).outcome is None
-    assert job.wait(30).outcome.reason == reason
+    assert job.wait(30).outcome.end.reason == reason
 
 
 @pytest.mark.parametrize(("ends_at", "asked_at"), [(None, 1040_000), (5000.0, 1040_000), (1050.0, 1030_000)])
@@ -77,7 +77,7 @@ def test_after_ctrl_z_a_rank_that_works_in_jax_is_not_taken_for_one_that_waits_f
     job = simulate(2).run()
     job.stacks, job.cpu = {1: IN_JAX}, lambda now: 0.5 * now
     job.done(0).wait(11)
-    assert job.queries[-1][1] is RankDetail.STACKS, "one snapshot was taken; the next one must agree"
+    assert job.queries[-1][1] is RankDetail.STACKS, "the ranks were asked once; the next stacks must agree"
     assert suspend(job, 1000.0).wait(60).outcome is None
 
 
@@ -100,7 +100,7 @@ def test_after_ctrl_z_ranks_still_have_time_to_reply(simulate):
     job.stacks = {0: IN_JAX, 1: IN_JAX}
     job.wait(60.0)
     suspend(job, 1000.0).wait(1)
-    assert job.outcome.reason == "timeout" and job.outcome.stacks == {0: IN_JAX, 1: IN_JAX}
+    assert job.outcome.end.reason == "timeout" and job.outcome.end.stacks.dumps == {0: IN_JAX, 1: IN_JAX}
 
 
 def test_sigquit_shows_the_stacks_and_changes_nothing(simulate):
@@ -128,28 +128,28 @@ def test_each_request_for_stacks_gets_its_answer_and_c_frames_if_it_asks_for_the
     assert isinstance(answered, AnswerRequest) and answered.number == "b" and answered.answer.content.natives is None
     (answered,) = job.head.handle(RankReply(0, 1, stacks=IN_QUEUE, native_stacks="gloo"), 0.0)
     assert isinstance(answered, AnswerRequest) and answered.number == "a"
-    snapshot = answered.answer.content
-    assert snapshot.natives == {0: "gloo"} and snapshot.dumps == {0: IN_QUEUE}
+    stacks = answered.answer.content
+    assert stacks.natives == {0: "gloo"} and stacks.dumps == {0: IN_QUEUE}
 
 
 def test_the_time_limit_ends_the_job_with_everybodys_stacks(simulate):
     job = simulate(2, job=100.0).run()
     job.stacks = {0: IN_JAX, 1: IN_QUEUE}
     job.wait(101)
-    assert job.outcome.reason == "timeout" and job.outcome.stacks == {0: IN_JAX, 1: IN_QUEUE}
+    assert job.outcome.end.reason == "timeout" and job.outcome.end.stacks.dumps == {0: IN_JAX, 1: IN_QUEUE}
     assert job.kills() == [(100_100, (0, 1))]
 
 
 def test_the_time_limit_counts_the_start_up_too(simulate):
     job = simulate(2, job=1.0).spawn()
     job.handle(job.hello(1)).wait(2)
-    assert job.outcome.reason == "timeout" and job.outcome.stacks == {1: ""}
+    assert job.outcome.end.reason == "timeout" and job.outcome.end.stacks.dumps == {1: ""}
 
 
 def test_a_job_that_ends_while_its_stacks_are_taken_has_ended_well(simulate):
     job = simulate(2, job=100.0).run().wait(100.05)
     job.done(0, 1).exit(0, 1).exit(0, 0)
-    assert job.outcome.reason == "ok"
+    assert job.outcome.end.reason == "ok"
 
 
 # ---- agents that are stopped, or whose hosts hang: they report nothing any more
@@ -178,44 +178,44 @@ def failure_of_rank_1(job):
 
 # Time limits, what happens, how the job ends, after how many seconds, and who is to blame.
 UNANSWERED = {
-    "a time limit": ({"job": 20.0}, lambda job: job.run(), EndReason.TIMEOUT, 30.1, ()),
-    "the start-up": ({"init": 5.0}, lambda job: job.say_hello(), EndReason.UNAVAILABLE, 15.0, ()),
-    "SIGTERM": ({}, lambda job: job.run().interrupt(signal.SIGTERM), EndReason.INTERRUPTED, 10.1, ()),
-    "SIGHUP": ({}, lambda job: job.run().interrupt(signal.SIGHUP), EndReason.INTERRUPTED, 10.1, ()),
+    "a time limit": ({"job": 20.0}, lambda job: job.run(), TimedOut, 30.1, ()),
+    "the start-up": ({"init": 5.0}, lambda job: job.say_hello(), Unavailable, 15.0, ()),
+    "SIGTERM": ({}, lambda job: job.run().interrupt(signal.SIGTERM), EndedBySignal, 10.1, ()),
+    "SIGHUP": ({}, lambda job: job.run().interrupt(signal.SIGHUP), EndedBySignal, 10.1, ()),
     "the same signal twice at once": (
         {},
         lambda job: job.run().interrupt(signal.SIGTERM).wait(0.05).interrupt(signal.SIGTERM),
-        EndReason.INTERRUPTED,
+        EndedBySignal,
         10.1,
         (),
     ),
-    "Ctrl-C": ({}, ctrl_c_that_rank_1_does_not_hear, EndReason.INTERRUPTED, 16.5, ()),
-    "a failure of another rank": ({}, failure_of_rank_0, EndReason.FAILED, 10.03, (0,)),
-    "its own failure": ({}, failure_of_rank_1, EndReason.FAILED, 15.03, (1,)),
-    "the end of the program": ({}, lambda job: job.run().done(0, 1), EndReason.OK, 15.0, ()),
+    "Ctrl-C": ({}, ctrl_c_that_rank_1_does_not_hear, EndedBySignal, 16.5, ()),
+    "a failure of another rank": ({}, failure_of_rank_0, RankFailed, 10.03, (0,)),
+    "its own failure": ({}, failure_of_rank_1, RankFailed, 15.03, (1,)),
+    "the end of the program": ({}, lambda job: job.run().done(0, 1), Completed, 15.0, ()),
     "Ctrl-C and another": (
         {},
         lambda job: job.run().interrupt(signal.SIGINT).wait(1).interrupt(signal.SIGINT),
-        EndReason.INTERRUPTED,
+        EndedBySignal,
         1 + UNANSWERED_HURRY_S,
         (),
     ),
     "Ctrl-C after SIGTERM": (
         {},
         lambda job: job.run().interrupt(signal.SIGTERM).wait(5).interrupt(signal.SIGINT),
-        EndReason.INTERRUPTED,
+        EndedBySignal,
         5.0,
         (),
     ),
 }
 
 
-@pytest.mark.parametrize(("limits", "happen", "reason", "ended_s", "culprits"), UNANSWERED.values(), ids=UNANSWERED)
-def test_a_job_ends_without_an_agent_that_does_not_answer(simulate, limits, happen, reason, ended_s, culprits):
+@pytest.mark.parametrize(("limits", "happen", "why", "ended_s", "culprits"), UNANSWERED.values(), ids=UNANSWERED)
+def test_a_job_ends_without_an_agent_that_does_not_answer(simulate, limits, happen, why, ended_s, culprits):
     job = with_stuck_rank_1(simulate, **limits)
     happen(job)
     job.wait(60)
-    assert (job.outcome.reason, round(job.finished_at, 2)) == (reason, ended_s)
+    assert (type(job.outcome.end), round(job.finished_at, 2)) == (why, ended_s)
     assert (job.verdict.culprits, job.outcome.unanswered) == (culprits, (1,))
     waited_s = {5.0: 5.0, 1 + UNANSWERED_HURRY_S: UNANSWERED_HURRY_S}.get(ended_s, UNANSWERED_S)
     report = format_report(job.verdict, None)
@@ -224,9 +224,11 @@ def test_a_job_ends_without_an_agent_that_does_not_answer(simulate, limits, happ
 
 def test_a_process_that_no_signal_reaches_is_said_to_wait_in_the_kernel(simulate):
     job = with_stuck_rank_1(simulate, stall=20.0).run().wait(100)
-    assert job.outcome.reason == EndReason.STALL and job.outcome.unanswered == (1,)
-    outcome = replace(job.outcome, kernel_waits={0: "futex_wait_queue", 1: ProcessState.DISK})
-    report = format_report(decide(outcome, job.head.hosts, started=0.0, ended=job.now), None)
+    assert isinstance(job.outcome.end, Stalled) and job.outcome.unanswered == (1,)
+    end = job.outcome.end
+    stacks = replace(end.stacks, waits={0: "futex_wait_queue", 1: ProcessState.DISK})
+    outcome = replace(job.outcome, end=replace(end, stacks=stacks))
+    report = format_report(decide(outcome, started=0.0, ended=job.now), None)
     assert (
         "rank 1 (h2) did not answer: no end was reported within 10 s of SIGKILL; its process waits in the kernel for a "
         "disk, a file server or a driver (state D), and it ends only after that." in " ".join(report.split())

@@ -6,7 +6,8 @@ import re
 import pytest
 from simulation import make_registry, report
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import HostCheckFailed
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
@@ -51,8 +52,8 @@ def test_hosts_that_fail_are_named_all_and_once_with_the_last_line_and_no_worker
     assert handle(3, 2.0, "exited with status 3: Xid 79") == handle(0, 2.0) == handle(1, 2.0, "was killed") == []
     (end,) = handle(2, 2.0, "was killed")
     assert isinstance(end, Finish)
-    assert (end.outcome.reason, end.outcome.failed_checks.keys()) == (EndReason.UNAVAILABLE, {1, 2, 3})
-    assert end.outcome.text == (
+    assert end.outcome.end.failed.keys() == {1, 2, 3}
+    assert end.outcome.end.text == (
         "h2 failed --host-check: was killed; h3 failed --host-check: exited with status 3: Xid 79"
     )
 
@@ -74,15 +75,13 @@ def test_agents_that_never_answer_end_the_job():
     head.handle(AgentConnected(1, "h2"), 1.0)
     handle(0, 2.0)
     actions = head.handle(Tick(), 2.0 + INIT + 30)
-    (text,) = [action.outcome.text for action in actions if isinstance(action, Finish)]
+    (text,) = [action.outcome.end.text for action in actions if isinstance(action, Finish)]
     assert "missing: rank 1 (h2)" in text
 
 
 # ---- another attempt
 
-FAILED = summarize_end(
-    JobOutcome(EndReason.UNAVAILABLE, failed_checks={1: "exited with status 1"}), has_run_before=False
-)
+FAILED = summarize_end(JobOutcome(HostCheckFailed("x", failed={1: "exited with status 1"})), has_run_before=False)
 LOST = AttemptEnd("lost")
 
 
@@ -99,7 +98,7 @@ def test_another_attempt_follows_a_failed_check_and_is_none_of_max_restarts():
 
 
 def test_no_attempt_follows_a_failed_check_once_the_job_was_asked_to_stop():
-    outcome = JobOutcome(EndReason.UNAVAILABLE, failed_checks={0: "x"}, stop_requested=True)
+    outcome = JobOutcome(HostCheckFailed("x", failed={0: "x"}), stop_requested=True)
     assert isinstance(decide(summarize_end(outcome, has_run_before=False)), Stop)
 
 

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from remote_plans import CLOSED, INIT, WAIT, follow, hand_plan, mpirun_plan, with_placement
 from simulation import JOB_ID, report, seated
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import HostsNotBack, LostAtStart, Unavailable
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.agent_registry import AgentRegistry
@@ -16,7 +17,6 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadJob, TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
-from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import make_head
 from jaxrun.controller.supervisor.next_attempt_hosts import plan_next_attempt
@@ -29,8 +29,9 @@ from jaxrun.protocol.job_messages import OverviewRequest
 from jaxrun.protocol.job_record import AttemptEnd, JobRecord
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_messages import MpiImported
-from jaxrun.spec.backends import manual
+from jaxrun.spec.engines import by_hand
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.worker_assignment import LauncherSettings
 
 
 class Starting:
@@ -120,15 +121,15 @@ def test_the_time_for_the_start_counts_from_when_the_host_is_there(waiting):
     waiting.wait(INIT * 2).report(2).wait(INIT - 1)
     assert waiting.outcome is None
     waiting.wait(2)
-    assert waiting.outcome.reason is EndReason.UNAVAILABLE and not waiting.outcome.not_back
+    assert type(waiting.outcome.end) is Unavailable
 
 
 def test_when_the_time_is_over_the_attempt_ends_and_names_the_host(waiting):
     waiting.wait(WAIT - 0.6)
     assert waiting.outcome is None
     waiting.wait(0.2)
-    assert (waiting.outcome.reason, waiting.outcome.not_back) == (EndReason.UNAVAILABLE, (2,))
-    assert waiting.outcome.text == "h3 (rank 2) was not back within 5 min 0 s (--wait-hosts)"
+    text = "h3 (rank 2) was not back within 5 min 0 s (--wait-hosts)"
+    assert waiting.outcome.end == HostsNotBack(text, ranks=(2,))
 
 
 def test_a_host_lost_while_the_job_waits_is_waited_for_as_well(waiting):
@@ -147,16 +148,16 @@ def test_a_host_that_is_there_again_and_lost_again_has_all_the_time_anew(waiting
     again.handle(AgentLost(2, CLOSED)).wait(250)
     assert again.outcome is None
     again.wait(60)
-    assert again.outcome.not_back == (2,)
+    assert again.outcome.end.ranks == (2,)
 
 
 def test_the_first_attempt_waits_too_and_nobody_waits_for_the_agent_of_the_heads_own_host():
     first = Starting(hand_plan(), {}).report(0, 1).handle(AgentLost(1, CLOSED)).report(1, 2)
     assert first.starts == [(0,), (1,), (2,)]
     lost = Starting(hand_plan(), {}).report(0, 1).handle(AgentLost(0, CLOSED))
-    assert lost.outcome.reason is EndReason.UNAVAILABLE
+    assert isinstance(lost.outcome.end, Unavailable)
     never = Starting(hand_plan(wait_hosts=None), {}).report(0, 1).handle(AgentLost(1, CLOSED))
-    assert never.outcome.reason is EndReason.UNAVAILABLE
+    assert isinstance(never.outcome.end, Unavailable)
 
 
 def test_an_engine_looks_for_the_host_again_and_again_and_has_time_to_start_its_agent():
@@ -175,8 +176,8 @@ def test_an_engine_looks_for_the_host_again_and_again_and_has_time_to_start_its_
 def test_a_host_lost_after_all_have_reported_and_before_the_workers_are_there_is_waited_for_in_the_first_attempt_too():
     plan = hand_plan(min_hosts=2)
     first = Starting(plan, {}).report(0, 1, 2).handle(AgentLost(2, CLOSED))
-    assert first.starts and first.outcome.text.startswith("the agent of rank 2 (h3) was lost before it started")
-    assert dict(first.outcome.lost_early) == {2: CLOSED}
+    assert first.starts and first.outcome.end.text.startswith("the agent of rank 2 (h3) was lost before it started")
+    assert first.outcome.end.lost == {2: CLOSED}
     assert summarize_end(first.outcome, has_run_before=False) == AttemptEnd("lost")
     following = follow(plan, first.outcome, {0, 1}, reported={0, 1, 2}).placement
     assert following.awaited == {2: "h3"} and not following.is_smaller
@@ -185,7 +186,7 @@ def test_a_host_lost_after_all_have_reported_and_before_the_workers_are_there_is
 
 
 def test_an_engines_host_lost_before_its_workers_are_there_is_one_to_avoid():
-    outcome = JobOutcome(EndReason.UNAVAILABLE, lost_early={1: CLOSED})
+    outcome = JobOutcome(LostAtStart("x", lost={1: CLOSED}))
     plan = mpirun_plan(("h1", "h2", "h3"), min_hosts=2, wait_hosts=None)
     roster = seated(plan, {0, 1, 2}, reported={0, 1, 2})
     roster.lose(1, CLOSED, is_silent=True)
@@ -257,7 +258,7 @@ def test_the_head_that_goes_away_leaves_the_job_to_the_one_that_takes_its_place(
 def test_pods_know_their_job_by_its_token_where_their_run_directory_may_outlive_them():
     def known(environ, **wanted):
         job = Job(program=("train.py",), backend="hosts", platform="cpu", hosts=1, host_rank=0, head="h1:7", **wanted)
-        return manual.plan(job, environ, JOB_ID, Machine("h1", (0, 1), {}, False, False)).requeue_id
+        return by_hand.plan(job, environ, JOB_ID, Machine("h1", (0, 1), {}, False, False)).requeue_id
 
     kept, pod = {"run_dir": Path("/jaxrun-runs/1")}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     one, other = (known(pod | {"JAXRUN_TOKEN": token * 32}, **kept) for token in "ab")
@@ -269,10 +270,10 @@ def test_pods_know_their_job_by_its_token_where_their_run_directory_may_outlive_
 
 
 def test_waiting_in_vain_for_a_host_does_not_count_as_a_restart():
-    in_vain = summarize_end(JobOutcome(EndReason.UNAVAILABLE, not_back=(1,)), has_run_before=True)
+    in_vain = summarize_end(JobOutcome(HostsNotBack("x", ranks=(1,))), has_run_before=True)
     assert isinstance(decide_restart((AttemptEnd("lost"), in_vain), 1, "lost"), Restart)
     assert isinstance(decide_restart((AttemptEnd("lost"), in_vain, AttemptEnd("lost")), 1, "failure"), Stop)
-    asked = replace(JobOutcome(EndReason.UNAVAILABLE, not_back=(1,)), stop_requested=True)
+    asked = JobOutcome(HostsNotBack("x", ranks=(1,)), stop_requested=True)
     assert isinstance(decide_restart((summarize_end(asked, has_run_before=True),), 1, "failure"), Stop)
 
 

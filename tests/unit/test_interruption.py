@@ -5,6 +5,7 @@ import signal
 import pytest
 from simulation import IN_JAX
 
+from jaxrun.analysis.diagnosis.job_end import EndedBySignal, Preempted
 from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.job_events.events import EndRequested
@@ -39,7 +40,7 @@ def test_ctrl_c_is_sigint_for_every_rank_and_all_leave_with_rank_0_last(simulate
     interrupted(job, 2).exit(130, 2)
     assert job.ranks_sent(Exit)[-1] == 0
     job.exit(130, 0)
-    assert job.outcome.reason == "interrupted" and job.outcome.signum == signal.SIGINT and not job.kills()
+    assert job.outcome.end.reason == "interrupted" and job.outcome.end.signum == signal.SIGINT and not job.kills()
 
 
 def test_ranks_that_catch_the_interrupt_and_finish_leave_too(simulate):
@@ -49,7 +50,7 @@ def test_ranks_that_catch_the_interrupt_and_finish_leave_too(simulate):
     job.exit(0, 1, 2)
     assert job.ranks_sent(Exit) == [1, 2, 0]
     job.exit(130, 0)
-    assert job.outcome.reason == "interrupted" and not job.kills()
+    assert job.outcome.end.reason == "interrupted" and not job.kills()
 
 
 def test_a_rank_that_the_interrupt_does_not_reach_is_shown_and_killed_after_the_grace(simulate):
@@ -61,7 +62,7 @@ def test_a_rank_that_the_interrupt_does_not_reach_is_shown_and_killed_after_the_
     assert "train.py:2" in job.lines[1]
     assert job.outcome is None and job.ranks_sent(Exit) == [0]
     job.exit(130, 0)
-    assert job.outcome.late_stacks == {2: IN_JAX} and [end.killed_by_launcher for end in job.outcome.workers] == [
+    assert job.outcome.end.late_stacks == {2: IN_JAX} and [end.killed_by_launcher for end in job.outcome.workers] == [
         0,
         0,
         1,
@@ -80,7 +81,7 @@ def test_the_verdict_names_where_ranks_were_when_the_signal_came(simulate, first
     for signum in then:
         job.interrupt(signum)
     job.wait(40)
-    assert job.outcome.reason == "interrupted" and job.outcome.stacks[1] == IN_JAX
+    assert job.outcome.end.reason == "interrupted" and job.outcome.end.stacks.dumps[1] == IN_JAX
 
 
 # ---- SIGTERM and SIGHUP
@@ -92,8 +93,8 @@ def test_where_nobody_listens_to_sigterm_the_job_ends_once_its_ranks_have_said_w
     job.stacks = {1: IN_JAX}
     job.interrupt(signum).wait(1)
     assert job.kills() == [(100, (0, 1, 2))] and not job.kills(signal.SIGTERM)
-    assert job.outcome.stacks == {0: "", 1: IN_JAX, 2: ""} and not job.outcome.late_stacks
-    assert job.outcome.reason == "interrupted" and job.outcome.signum == signum and job.outcome.unheard
+    assert job.outcome.end.stacks.dumps == {0: "", 1: IN_JAX, 2: ""} and not job.outcome.end.late_stacks
+    assert job.outcome.end.reason == "interrupted" and job.outcome.end.signum == signum and job.outcome.end.unheard
 
 
 @pytest.mark.parametrize("signum", TERMINATION)
@@ -106,7 +107,7 @@ def test_ranks_that_listen_get_sigterm_and_are_killed_after_the_grace(simulate, 
     job.wait(10)
     assert job.kills() == [(4100, (0, 2))]
     assert "ranks 0, 2 did not end within 4 s" in job.lines[1]
-    assert job.outcome.reason == "interrupted" and job.outcome.signum == signum and not job.outcome.unheard
+    assert job.outcome.end.reason == "interrupted" and job.outcome.end.signum == signum and not job.outcome.end.unheard
     assert [(end.status, end.killed_by_launcher) for end in job.outcome.workers] == [
         (-9, True),
         (-15, False),
@@ -128,8 +129,12 @@ def test_stop_now_asks_the_ranks_and_says_so_and_kills_them_half_a_second_later(
     said = "an order at its socket: asked ranks 0-2 to end (SIGTERM); SIGKILL follows in 0.5 s, or at once with Ctrl-C"
     assert job.lines == [said]
     job.wait(0.2).exit(-signal.SIGTERM, 1).wait(1)
-    assert job.kills() == [(500, (0, 2))] and job.outcome.stacks[1] == IN_JAX
-    assert (job.outcome.reason, job.outcome.signum, job.outcome.text) == ("interrupted", signal.SIGHUP, NOW.reason)
+    assert job.kills() == [(500, (0, 2))] and job.outcome.end.stacks.dumps[1] == IN_JAX
+    assert (job.outcome.end.reason, job.outcome.end.signum, job.outcome.end.text) == (
+        "interrupted",
+        signal.SIGHUP,
+        NOW.reason,
+    )
 
 
 def test_a_program_that_polls_is_asked_by_stop_now_as_well(simulate):
@@ -140,21 +145,21 @@ def test_stop_now_says_that_nobody_listens_and_where_the_ranks_were(simulate):
     job = simulate(3).run()
     job.stacks = {1: IN_JAX}
     job.handle(NOW).wait(1)
-    assert job.kills() == [(100, (0, 1, 2))] and not job.kills(signal.SIGTERM) and job.outcome.unheard
+    assert job.kills() == [(100, (0, 1, 2))] and not job.kills(signal.SIGTERM) and job.outcome.end.unheard
     assert job.lines == ["an order at its socket: no rank handles SIGTERM; stopping 3 ranks"]
-    assert job.outcome.stacks[1] == IN_JAX and job.outcome.signum == signal.SIGHUP
+    assert job.outcome.end.stacks.dumps[1] == IN_JAX and job.outcome.end.signum == signal.SIGHUP
 
 
 @pytest.mark.parametrize("asked", [lambda job: polling(job), lambda job: job.run().listen()])
 def test_stop_now_after_stop_ends_at_once_since_the_ranks_were_asked(simulate, asked):
     job = asked(simulate(3, grace=60.0)).interrupt(signal.SIGTERM).wait(1).handle(NOW).wait(1)
-    assert job.kills() == [(1000, (0, 1, 2))] and job.outcome.reason == "interrupted"
+    assert job.kills() == [(1000, (0, 1, 2))] and job.outcome.end.reason == "interrupted"
 
 
 @pytest.mark.parametrize("stage", ["spawn", "say_hello", "join"])
 def test_before_the_program_runs_stop_now_ends_at_once(simulate, stage):
     job = getattr(simulate(2), stage)().handle(NOW).wait(1)
-    assert job.kills()[0][0] == 0 and job.outcome.text == NOW.reason
+    assert job.kills()[0][0] == 0 and job.outcome.end.text == NOW.reason
 
 
 # ---- SIGTERM to one rank, by something else than jaxrun
@@ -352,6 +357,16 @@ ENDS = {
 }  # fmt: skip
 
 
+def _why_ended(job):
+    match job.outcome and job.outcome.end:
+        case None:
+            return None
+        case EndedBySignal(signum=signum) | Preempted(signal=EndedBySignal(signum=signum)) as end:
+            return end.reason, signum
+        case end:
+            return end.reason, 0
+
+
 @pytest.mark.parametrize(
     ("size", "options", "happen", "warned_at", "killed_at", "reason", "signum"), ENDS.values(), ids=ENDS
 )
@@ -359,7 +374,7 @@ def test_a_job_that_is_asked_to_end_ends_in_time(simulate, size, options, happen
     """A job without a reason goes on for now."""
     job = happen(simulate(size, **options)).wait(40 if reason else 1)
     assert (job.kills(signal.SIGTERM), job.kills()) == (warned_at, killed_at)
-    assert (job.outcome.reason, job.outcome.signum) == (reason, signum) if reason else job.outcome is None
+    assert _why_ended(job) == ((reason, signum) if reason else None)
     if reason == "failed":  # the others of the three were still there
         assert [end.killed_by_launcher for end in job.outcome.workers] == [True, False, True]
 

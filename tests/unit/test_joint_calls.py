@@ -5,8 +5,9 @@ from deadlock_samples import ENTRY, FUTEX, SYNC, dump
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.doing import StandingOut
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
 from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax, main_stack
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.lockstep.joint_waits import find_missing_ranks
@@ -16,7 +17,7 @@ from jaxrun.frontends.pytest_plugin.run_loop import describe_abandoned
 from jaxrun.frontends.top.samples import take_samples
 from jaxrun.protocol.flight import Flight, JointWait
 from jaxrun.protocol.flight_file import GANG_BARRIER, RESTORE, SHOULD_STOP, SNAPSHOT
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 
 SITES = {7: ("/job/train.py:9 main", "/job/train.py:20 <module>")}
 # The frames of ranks that wait in the joint functions, as they were seen.
@@ -50,7 +51,7 @@ def in_function(function, number=1):
 def explain(flights, dumps, finished=()):
     hosts = dict.fromkeys({*flights, *dumps, *finished}, "h1")
     waits = dict.fromkeys(dumps, FUTEX)
-    return list(map(str, explain_deadlock(Snapshot(100.0, hosts, dumps, waits, flights, finished))))
+    return list(map(str, explain_deadlock(JobStacks(100.0, hosts, dumps, waits, flights, finished))))
 
 
 def stack(function):

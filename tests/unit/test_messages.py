@@ -15,7 +15,8 @@ from msgspec import Struct
 from msgspec.structs import fields
 from values_by_type import Values
 
-from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.errors import ProtocolError
 from jaxrun.node.channel.connection import AGENT_TO_HEAD, HEAD_TO_AGENT
 from jaxrun.protocol import auth
@@ -42,7 +43,7 @@ from jaxrun.protocol.flight import (
 from jaxrun.protocol.flight_file import EVERY_CALL, LEVELS
 from jaxrun.protocol.forkserver_messages import ForkServerMessage
 from jaxrun.protocol.job_messages import Answer, Answered, AnswerState, Dropped, FromClient, Greeting, ToClient
-from jaxrun.protocol.snapshot_messages import RecorderSnapshot
+from jaxrun.protocol.query_messages import FlightAtEnd
 from jaxrun.protocol.worker_messages import ThreadFailed, WorkerMessage
 from jaxrun.text import format_ranges
 
@@ -124,7 +125,7 @@ def test_every_message_of_a_jobs_socket_reads_back_the_same(kind):
     round_trip()
 
 
-@pytest.mark.parametrize("kind", [Overview, Snapshot], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Overview, JobStacks], ids=lambda kind: kind.__name__)
 def test_every_answer_reads_back_the_same(kind):
     @FEW
     @given(VALUES.of(kind))
@@ -326,7 +327,7 @@ def test_a_brief_of_sixteen_calls_and_the_times_of_more_is_short():
         call_counts={"0-3": 16},
         programs={3: ProgramInfo("jit(step)", "a" * 16, "b" * 16, "s at f:1")},
     )
-    assert len(encode(RecorderSnapshot(0, flight))) < 1000 + 30 * len(timings)
+    assert len(encode(FlightAtEnd(0, flight))) < 1000 + 30 * len(timings)
 
 
 def test_queries_of_a_flight():

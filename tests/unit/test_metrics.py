@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from jaxrun.analysis.diagnosis.doing import Doing
-from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
+from jaxrun.analysis.diagnosis.overview import Overview, RankEnd
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.cli.main import main
 from jaxrun.frontends.http_server import parse_request
@@ -14,7 +14,7 @@ from jaxrun.frontends.metrics.__main__ import MetricsPage
 from jaxrun.frontends.metrics.exposition import JobFacts, collect, lost_seconds
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.history.job_log import AttemptLog, RankLog
 from jaxrun.records.history.job_trace import Span

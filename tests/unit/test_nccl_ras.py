@@ -31,7 +31,7 @@ from jaxrun.analysis.diagnosis.nccl_ras import (
 from jaxrun.analysis.verdict.nccl_text import describe_nccl
 from jaxrun.protocol.codec import encode
 from jaxrun.protocol.nccl_report import NcclRank, NcclReport
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 
 # Ranks 0 to 3 are on h1, 4 to 7 on h2; pids as in the answers.
 HOSTS = {number: f"h{1 + number // 4}" for number in range(8)}

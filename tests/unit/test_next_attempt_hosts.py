@@ -4,7 +4,8 @@ import pytest
 from remote_plans import CLOSED, follow, hand_plan, mpirun_plan, with_placement
 from simulation import seated
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_end import Grown, HostCheckFailed, HostsNotBack, LostAtStart, RankFailed, Unavailable
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.supervisor.next_attempt_hosts import (
     choose_hosts,
@@ -22,7 +23,7 @@ def lost(plan, *ranks, **more):
     """The outcome of an attempt that has lost the agents of these ranks."""
     names = {rank: f"h{rank // (len(plan.workers) // 3) + 1}" for rank in plan.host_of}
     workers = tuple(WorkerOutcome(rank, names[rank], 1.0, None, lost_reason=CLOSED * (rank in ranks)) for rank in names)
-    return JobOutcome(EndReason.FAILED, workers, run_at=1.0, **more)
+    return JobOutcome(RankFailed(), names, workers, run_at=1.0, **more)
 
 
 def engine_plan(spares=("h4",), **wanted):
@@ -32,13 +33,16 @@ def engine_plan(spares=("h4",), **wanted):
 
 # ---- which agents can be used again
 
-FAILED = JobOutcome(EndReason.FAILED)
+FAILED = JobOutcome(RankFailed())
+USES_MPI = JobOutcome(RankFailed(), uses_mpi=True)
+SICK = JobOutcome(HostCheckFailed("h2 failed --host-check", failed={1: "sick"}))
+IN_VAIN = JobOutcome(HostsNotBack("h2 was not back", ranks=(1,)))
 # Whether the launch command runs, how the attempt ended, and the agents of which all but number 1 are there.
 USABLE = {
     "those that are there": (True, FAILED, {0, 2, 3}),
-    "not one that has not answered": (True, JobOutcome(EndReason.FAILED, unanswered=(2,)), {0, 3}),
+    "not one that has not answered": (True, JobOutcome(RankFailed(), unanswered=(2,)), {0, 3}),
     "they outlive the launch command": (False, FAILED, {0, 2, 3}),
-    "unless the program uses MPI": (False, JobOutcome(EndReason.FAILED, uses_mpi=True), set()),
+    "unless the program uses MPI": (False, USES_MPI, set()),
 }
 
 
@@ -59,18 +63,18 @@ LOST = {
     "none": (FAILED, {0, 1, 2}, set()),
     "that of a lost rank": (lost(engine_plan(), 1), {0, 1, 2}, {"h2"}),
     "that of a rank that was killed and did not answer": (
-        JobOutcome(EndReason.FAILED, unanswered=(2,)),
+        JobOutcome(RankFailed(), unanswered=(2,)),
         {0, 1, 2},
         {"h3"},
     ),
     "one that failed its check": (
-        JobOutcome(EndReason.UNAVAILABLE, failed_checks={0: "sick"}),
+        JobOutcome(HostCheckFailed("x", failed={0: "sick"})),
         {0, 1, 2},
         {"h1"},
     ),
-    "one lost before the workers were there": (JobOutcome(EndReason.FAILED, lost_early={1: CLOSED}), {0, 1}, {"h2"}),
-    "those that have not reported where others have": (JobOutcome(EndReason.UNAVAILABLE), {0}, {"h2", "h3"}),
-    "none where nobody has reported": (JobOutcome(EndReason.UNAVAILABLE), set(), set()),
+    "one lost before the workers were there": (JobOutcome(LostAtStart("x", lost={1: CLOSED})), {0, 1, 2}, {"h2"}),
+    "those that have not reported where others have": (JobOutcome(Unavailable("x")), {0}, {"h2", "h3"}),
+    "none where nobody has reported": (JobOutcome(Unavailable("x")), set(), set()),
 }
 
 
@@ -122,7 +126,7 @@ CHOSEN = {
 )
 def test_which_host_takes_which_place(plan, gone, found, hosts, spares, left_out, agents):
     there = {agent for agent, ranks in plan.placement.agents.items() if not {*ranks} & {*gone}}
-    outcome, roster = JobOutcome(EndReason.FAILED, unanswered=gone), seated(plan, there)
+    outcome, roster = JobOutcome(RankFailed(), unanswered=gone), seated(plan, there)
     made = choose_hosts(plan, roster, outcome, found)
     assert (made.hosts, made.spares, {*made.left_out}) == (hosts, spares, left_out)
     assert keep_agents(plan, roster, outcome, made) == agents
@@ -138,17 +142,15 @@ def test_which_host_takes_which_place(plan, gone, found, hosts, spares, left_out
     ids=["its spare hosts are used up", "it may not be smaller", "it asked for neither"],
 )
 def test_no_attempt_runs_on_a_host_that_has_failed_its_check(plan, why):
-    outcome = JobOutcome(EndReason.UNAVAILABLE, failed_checks={1: "sick"})
     roster = seated(plan, {0, 1, 2}, reported={0, 1, 2})
     for spare in roster.waiting():
         roster.lose(spare.agent, CLOSED)
-    assert choose_hosts(plan, roster, outcome, ()) == Stop(why)
+    assert choose_hosts(plan, roster, SICK, ()) == Stop(why)
 
 
 def test_agents_that_the_program_needs_started_anew_get_no_ranks():
     plan = engine_plan()
-    uses_mpi = JobOutcome(EndReason.FAILED, uses_mpi=True)
-    assert keep_agents(plan, seated(plan, {0, 1, 2, 3}), uses_mpi, plan.placement) is None
+    assert keep_agents(plan, seated(plan, {0, 1, 2, 3}), USES_MPI, plan.placement) is None
 
 
 def test_a_job_that_nothing_was_lost_of_keeps_its_plan_and_what_was_awaited_is_not_awaited_any_more():
@@ -159,7 +161,7 @@ def test_a_job_that_nothing_was_lost_of_keeps_its_plan_and_what_was_awaited_is_n
 def test_after_a_failed_attempt_to_grow_the_job_stays_as_it_is():
     """Its backend cannot plan for more hosts: here there is no mpirun."""
     plan = smaller_plan()
-    grown = JobOutcome(EndReason.GROWN)
+    grown = JobOutcome(Grown("h2 is back"))
     assert follow(plan, grown, {0, 1}, found=("h2",), environ={"PATH": ""}) == plan
     end = follow(plan, FAILED, {0, 1}, found=("h2",), environ={"PATH": ""})
     assert isinstance(end, Stop) and end.why.startswith("the job cannot be placed on other hosts")
@@ -198,19 +200,19 @@ def test_a_host_that_is_awaited_still_keeps_its_name():
 
 # The plan, how the attempt ended, and the agents that are there.
 NOBODY = {
-    "not asked for": (hand_plan(wait_hosts=None), {}, {0, 2}),
-    "the agent of host 0 is gone": (hand_plan(), {}, {1, 2}),
-    "a host is sick": (hand_plan(), {"failed_checks": {1: "sick"}}, {0, 2}),
-    "the wait was in vain": (hand_plan(), {"not_back": (1,)}, {0, 2}),
-    "none is lost": (hand_plan(), {}, {0, 1, 2}),
-    "all agents are gone": (mpirun_plan(), {}, set()),
-    "the program uses MPI": (mpirun_plan(), {"uses_mpi": True}, {0, 1}),
+    "not asked for": (hand_plan(wait_hosts=None), FAILED, {0, 2}),
+    "the agent of host 0 is gone": (hand_plan(), FAILED, {1, 2}),
+    "a host is sick": (hand_plan(), SICK, {0, 2}),
+    "the wait was in vain": (hand_plan(), IN_VAIN, {0, 2}),
+    "none is lost": (hand_plan(), FAILED, {0, 1, 2}),
+    "all agents are gone": (mpirun_plan(), FAILED, set()),
+    "the program uses MPI": (mpirun_plan(), USES_MPI, {0, 1}),
 }
 
 
 @pytest.mark.parametrize(("plan", "ended", "there"), NOBODY.values(), ids=NOBODY)
 def test_nobody_is_waited_for(plan, ended, there):
-    assert wait_for_hosts(plan, seated(plan, there), JobOutcome(EndReason.FAILED, **ended)) is None
+    assert wait_for_hosts(plan, seated(plan, there), ended) is None
 
 
 # ---- which agents go on that people have started
@@ -218,22 +220,22 @@ def test_nobody_is_waited_for(plan, ended, there):
 
 # The plan, how the attempt ended, the agents that are there, and what follows: the ranks of each, or why there is none.
 REGROUPED = {
-    "without a loss all do": (hand_plan(), {}, {0, 1, 2}, {0: (0,), 1: (1,), 2: (2,)}),
+    "without a loss all do": (hand_plan(), FAILED, {0, 1, 2}, {0: (0,), 1: (1,), 2: (2,)}),
     "with --min-hosts those that are there": (
-        hand_plan(min_hosts=2, wait_hosts=None), {}, {0, 2}, {0: (0,), 1: (), 2: (1,)},
+        hand_plan(min_hosts=2, wait_hosts=None), FAILED, {0, 2}, {0: (0,), 1: (), 2: (1,)},
     ),
     "not those that are sick": (
-        hand_plan(min_hosts=2), {"failed_checks": {1: "sick"}}, {0, 1, 2}, {0: (0,), 1: (), 2: (1,)},
+        hand_plan(min_hosts=2), SICK, {0, 1, 2}, {0: (0,), 1: (), 2: (1,)},
     ),
-    "after a wait in vain too": (hand_plan(min_hosts=2), {"not_back": (1,)}, {0, 2}, {0: (0,), 1: (), 2: (1,)}),
-    "without --min-hosts none": (hand_plan(), {"not_back": (1,)}, {0, 2}, "agents are gone that jaxrun did not start"),
-    "a sick host ends the job": (hand_plan(), {"failed_checks": {1: "sick"}}, {0, 1, 2}, ""),
+    "after a wait in vain too": (hand_plan(min_hosts=2), IN_VAIN, {0, 2}, {0: (0,), 1: (), 2: (1,)}),
+    "without --min-hosts none": (hand_plan(), IN_VAIN, {0, 2}, "agents are gone that jaxrun did not start"),
+    "a sick host ends the job": (hand_plan(), SICK, {0, 1, 2}, ""),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("plan", "ended", "there", "wanted"), REGROUPED.values(), ids=REGROUPED)
 def test_which_agents_that_people_started_go_on(plan, ended, there, wanted):
-    following = follow(plan, JobOutcome(EndReason.FAILED, **ended), there)
+    following = follow(plan, ended, there)
     if isinstance(wanted, str):
         assert following == Stop(wanted)
         return

@@ -266,7 +266,7 @@ class Sessions:
     def show(self, rank, text):
         pass
 
-    def snapshot(self):
+    def stacks(self):
         return None
 
     def read_captured(self, rank):

@@ -3,9 +3,11 @@
 import pytest
 from simulation import HEAD_ADDRESS, report, seated
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_end import HostCheckFailed, RankFailed, Unavailable
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
 from jaxrun.controller.supervisor.quarantine_decision import decide_quarantine
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 
@@ -17,7 +19,7 @@ PLAN = plan_remote(
     Job(program=("train.py",), backend="mpirun", platform="cpu", processes=3),
     {},
     "ab" * 16,
-    LaunchCommand("open-mpi", "mpirun", ("mpirun",), agent_hosts=("h1", "h2", "h3", "h4"), size=3),
+    LaunchCommand(OPEN_MPI, "mpirun", ("mpirun",), agent_hosts=("h1", "h2", "h3", "h4"), size=3),
     [*HOSTS.values()],
     (),
     ["h4"],
@@ -40,7 +42,7 @@ def roster_of(spares, reported, silent):
 def decide(lost=(), spares=(), reported=(), silent=(), checks=None):
     """The lost ranks and spare hosts, the hosts whose agents have reported, and those that are silent."""
     workers = [WorkerOutcome(rank, HOSTS[rank], 5.0, None, lost_reason=SILENCE) for rank in lost]
-    outcome = JobOutcome(EndReason.FAILED, tuple(workers), failed_checks=checks or {})
+    outcome = JobOutcome(HostCheckFailed("x", failed=checks) if checks else RankFailed(), HOSTS, tuple(workers))
     return decide_quarantine(PLAN, roster_of(spares, reported, silent), outcome)
 
 
@@ -93,5 +95,5 @@ def test_a_failed_check_is_evidence_whatever_else_is_lost():
 
 
 def test_a_job_that_started_no_worker_has_nobody_to_blame():
-    outcome = JobOutcome(EndReason.UNAVAILABLE, text="no mpirun")
+    outcome = JobOutcome(Unavailable("no mpirun"))
     assert decide_quarantine(PLAN, roster_of([], [], []), outcome).hosts == {}

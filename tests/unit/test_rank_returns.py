@@ -64,7 +64,7 @@ def test_a_lost_rank_alone_is_started_again_joins_and_is_taken_back_in_live_devi
     assert len([1 for _, _, message in job.sent if isinstance(message, LiveRanks)]) == 4, "a full member again"
     job.done(*ALL).exit(0, 1, 2, 3)
     job.exit(0, 0)
-    assert job.outcome.reason == "ok" and job.outcome.lost == ()
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == ()
     assert [(back.worker.rank, back.worker.status, back.seconds) for back in job.outcome.returns] == [(2, -9, 0.5)]
     assert (
         "rank 2 of 4 was killed by SIGKILL (9), 1.0 s into the run, and was back after 0.50 s." in job.verdict.details
@@ -79,7 +79,7 @@ def test_its_second_loss_is_told_with_its_incarnation_and_no_restart_left_ends_t
         asks(job, *ALL)
         assert answer(job)[1][2] == incarnation + 1
     job.exit(-9, 2).wait(1)
-    assert job.outcome.reason == "failed" and job.verdict.culprits == (2,) and job.outcome.started_again == 2
+    assert job.outcome.end.reason == "failed" and job.verdict.culprits == (2,) and job.outcome.started_again == 2
     assert job.lines[-1] == "rank 2 failed; all 2 restarts of a lost rank are used up; stopping 3 others"
 
 
@@ -87,7 +87,7 @@ def test_restarts_of_a_lost_rank_are_counted_over_all_attempts(simulate):
     job = simulate(4, keep_survivors=True, returns=2, returns_used=1).run().exit(-9, 2)
     assert len(sent(job, StartAgain, 2)) == 1
     job.exit(-9, 3).wait(1)
-    assert job.outcome.reason == "failed" and job.outcome.started_again == 1
+    assert job.outcome.end.reason == "failed" and job.outcome.started_again == 1
     assert job.lines[-1] == "ranks 2-3 failed; all 2 restarts of a lost rank are used up; stopping 2 others"
     later = simulate(4, keep_survivors=True, returns=1, returns_used=1).run().exit(-9, 2).wait(1)
     assert later.lines == ["rank 2 failed; the one restart of a lost rank is used up; stopping 3 others"]
@@ -106,7 +106,7 @@ def test_once_rank_0_has_ended_well_a_lost_rank_is_not_wanted_back_and_the_other
     assert not sent(job, StartAgain, 2) and len(sent(job, RanksLost, 1)) == 1
     job.done(1, 3).exit(0, 1, 3)
     job.exit(0, 0)
-    assert job.outcome.reason == "ok" and job.outcome.lost == (2,)
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == (2,)
 
 
 def test_a_rank_that_has_raised_is_started_once_its_process_has_ended(job):
@@ -125,19 +125,19 @@ def test_a_rank_that_dies_while_it_joins_is_started_again_as_long_as_restarts_ar
     job.exit(-9, 2).handle(WorkerSpawned(2, 2002)).exit(-11, 2)
     assert len(sent(job, StartAgain, 2)) == 2
     job.handle(WorkerSpawned(2, 3002)).exit(-11, 2).wait(1)
-    assert job.outcome.reason == "failed" and job.outcome.workers[2].status == -11
+    assert job.outcome.end.reason == "failed" and job.outcome.workers[2].status == -11
 
 
 def test_a_rank_that_does_not_join_in_time_is_killed_and_that_counts(simulate):
     job = simulate(4, keep_survivors=True, returns=1, init=20.0).run().exit(-9, 2)
     job.handle(WorkerSpawned(2, 2002)).wait(21)
-    assert job.kills()[0] == (20_000, (2,)) and job.outcome.reason == "failed"
+    assert job.kills()[0] == (20_000, (2,)) and job.outcome.end.reason == "failed"
 
 
 def test_a_rank_that_differs_from_the_others_cannot_come_back_and_the_attempt_ends_with_the_first_cause(job):
     job.exit(-9, 2).handle(WorkerSpawned(2, 2002), job.hello(2, program_hash="f" * 16)).wait(1)
     assert any("rank 2 cannot come back: the processes differ in program" in line for line in job.lines)
-    assert job.outcome.reason == "failed" and job.verdict.culprits == (2,) and job.outcome.workers[2].status == -9
+    assert job.outcome.end.reason == "failed" and job.verdict.culprits == (2,) and job.outcome.workers[2].status == -9
 
 
 @pytest.mark.parametrize("how", ["rank 0", "host"])
@@ -147,7 +147,7 @@ def test_without_rank_0_or_the_host_of_the_lost_rank_the_attempt_ends(job, how):
     else:
         job.handle(AgentLost(AgentId(2), "its host is gone"))
     job.wait(1)
-    assert job.outcome.reason == "failed" and 2 in job.verdict.culprits
+    assert job.outcome.end.reason == "failed" and 2 in job.verdict.culprits
     assert not sent(job, StartAgain, 2) or how == "rank 0"
 
 
@@ -158,7 +158,7 @@ def test_a_rank_that_is_not_back_when_the_others_end_is_killed_and_does_not_coun
     assert job.kills() and job.kills()[-1][1] == (2,) and set(job.ranks_sent(Exit)) == {1, 3}
     job.wait(0.1).exit(0, 1, 3)
     job.exit(0, 0)
-    assert job.outcome.reason == "ok" and job.outcome.lost == (2,) and job.outcome.workers[2].status == -9
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == (2,) and job.outcome.workers[2].status == -9
     assert any("did not come back" in line for line in job.verdict.details)
 
 
@@ -190,7 +190,7 @@ def test_on_cpu_two_ranks_have_one_return_since_they_have_two_orders(simulate):
     assert answer(job)[1] == {0: 1, 1: 2} and last_answer(job).order == (1, 0)
     job.exit(-9, 1).wait(1)
     why = "on CPU, ranks 0-1 have been connected in every order, so that no rank can come back"
-    assert job.outcome.reason == "failed" and job.lines[-1] == f"rank 1 failed; {why}; stopping 1 other"
+    assert job.outcome.end.reason == "failed" and job.lines[-1] == f"rank 1 failed; {why}; stopping 1 other"
 
 
 def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another_is_back(simulate):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
+from jaxrun.analysis.diagnosis.overview import Overview, RankEnd
 from jaxrun.analysis.lockstep.profile_plan import ProfiledCalls, calls_per_step, plan_profile
 from jaxrun.controller.head import requests
 from jaxrun.controller.head.head_state import JobPhase
@@ -18,7 +18,7 @@ from jaxrun.protocol.job_messages import (
     OverviewRequest,
     ProfileRequest,
 )
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 from jaxrun.protocol.worker_messages import ProfileCalls, ProfileEnded
 
 

@@ -2,7 +2,21 @@
 
 import pytest
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_end import (
+    Completed,
+    Diverged,
+    EndedBySignal,
+    OutOfStep,
+    Preempted,
+    RankFailed,
+    Refused,
+    Stalled,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.errors import UsageError
@@ -32,7 +46,7 @@ USED_UP, ALL_USED = (
     f"{which} used up, and no step has been saved since" for which in ("the one restart is", "all 3 restarts are")
 )
 BUG = "it raised ValueError at a:1 twice in a row, and saved no step in between: that is a bug, not bad luck"
-OUT_OF_STEP = summarize_end(JobOutcome(EndReason.OUT_OF_STEP), has_run_before=False)
+OUT_OF_STEP = summarize_end(JobOutcome(OutOfStep()), has_run_before=False)
 STEPS = [saved(10), saved(20), saved(30), saved(40), saved(50)]
 SIGNAL_TWICE = "it was killed by SIGKILL (9) twice in a row, and saved no step in between: that is a bug, not bad luck"
 # The attempts, the options, and the decision: a restart says how many attempts there may be.
@@ -42,7 +56,7 @@ DECISIONS = {
     "a job that a batch script has restarted": ([KILLED], {"first": 5}, Restart(8)),
     "each with a later step": (STEPS, {"most": 1}, Restart(6)),
     "no --max-restarts": ([KILLED], {"most": 0}, Stop()),
-    "success": ([KILLED, AttemptEnd(EndReason.OK)], {}, Stop()),
+    "success": ([KILLED, AttemptEnd(Completed.reason)], {}, Stop()),
     "out of step": ([OUT_OF_STEP], {}, Stop("the program has run to its end")),
     "the one restart is used up": ([LOST, LOST], {"most": 1}, Stop(USED_UP)),
     "all restarts are used up": ([LOST, KILLED, LOST, STALL], {}, Stop(ALL_USED)),
@@ -85,8 +99,12 @@ def failed(error, *, stage=WorkerStage.PROGRAM, status=1, traceback="", message=
     return worker(failure=Failed(0, 1.0, stage, status, error, message, traceback))
 
 
-def end_of(*workers, reason=EndReason.FAILED, has_run_before=False, **values):
-    return summarize_end(JobOutcome(reason, tuple(workers), **{"run_at": 0.5, **values}), has_run_before=has_run_before)
+FAILED = RankFailed()
+
+
+def end_of(*workers, why=FAILED, has_run_before=False, **values):
+    outcome = JobOutcome(why, workers=workers, **{"run_at": 0.5, **values})
+    return summarize_end(outcome, has_run_before=has_run_before)
 
 
 TRACEBACK = 'Traceback …\n  File "train.py", line 88, in step\n    x\n  File "data.py", line 31, in next\n    y\nE: x'
@@ -114,7 +132,7 @@ FAILURES = {
 
 def test_ranks_out_of_step_are_alike_by_their_call():
     found = (Divergence("0-1", 7, ()), Divergence("0-1", 8, ()))
-    first, again, other = (end_of(reason=EndReason.DIVERGED, divergences=(one,)) for one in (found[0], *found))
+    first, again, other = (end_of(why=Diverged(), divergences=(one,)) for one in (found[0], *found))
     assert str(first.failure) == "had its ranks out of step at cross-process call #7" and not first.hopeless
     assert first == again != other
 
@@ -125,13 +143,15 @@ def test_ends_are_alike_by(end, failure):
     assert (end_of(end) == KILLED) == (failure == str(KILLED.failure)) and (end_of(end) == LOST) == (end.status is None)
 
 
-FINAL = ("REFUSED", "USAGE", "UNAVAILABLE", "TIMEOUT", "INTERRUPTED", "PREEMPTED")
+NOWHERE = JobStacks(1.0, {}, {}, {})
+SIGTERM = EndedBySignal(15)
+FINAL = (Refused("x"), Unsupported("x"), Unavailable("x"), TimedOut(NOWHERE), SIGTERM, Preempted(signal=SIGTERM))
 LACKS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "SnapshotError")
 HOPELESS = {
     **{error: (end_of(failed(error)), f"a {error} does not go away by itself") for error in LACKS},
     "the program asks for a later job": (end_of(failed("SystemExit", status=75)), "exit 75"),
     "somebody has asked for the end": (end_of(worker(status=-9), stop_requested=True), "asked to stop"),
-    **{name: (end_of(reason=EndReason[name], run_at=None), "") for name in FINAL},
+    **{why.reason: (end_of(why=why, run_at=None), "") for why in FINAL},
 }
 
 
@@ -141,13 +161,13 @@ def test_ends_after_which_nothing_is_tried(end, why):
 
 
 def test_what_cannot_be_reached_is_a_loss_once_the_program_has_run():
-    assert end_of(reason=EndReason.UNAVAILABLE) == LOST
-    assert end_of(reason=EndReason.UNAVAILABLE, run_at=None, has_run_before=True) == LOST
+    assert end_of(why=Unavailable("x")) == LOST
+    assert end_of(why=Unavailable("x"), run_at=None, has_run_before=True) == LOST
 
 
 def test_the_saved_step_is_kept():
     assert end_of(worker(status=-9), saved_step=4).saved_step == 4
-    assert end_of(reason=EndReason.STALL, saved_step=4) == AttemptEnd("stall", saved_step=4)
+    assert end_of(why=Stalled(NOWHERE), saved_step=4) == AttemptEnd("stall", saved_step=4)
 
 
 # ---- hosts

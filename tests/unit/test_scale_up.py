@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 from simulation import JOB_ID
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Grown, Preempted
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import Restart, Stop, decide_restart, summarize_end
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.controller.head.scale_up import LOOK_INTERVAL_S
@@ -15,7 +16,7 @@ from jaxrun.job_events.events import HostsFound
 from jaxrun.protocol.job_record import AttemptEnd
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.stop_messages import PollCount, StopAt, StopPolled, StopReached, StopRequested
-from jaxrun.spec.backends import manual
+from jaxrun.spec.engines import by_hand
 from jaxrun.spec.job.job import Job
 from jaxrun.text import format_sizes
 
@@ -55,7 +56,7 @@ def test_the_ranks_are_asked_to_stop_at_a_common_step_and_the_job_has_grown(simu
     assert job.lines == ["h2 is back: asked ranks 0-1 to stop (should_stop), to start on more hosts"]
     stopped(job)
     assert job.ranks_sent(StopAt) == [0, 1] and not job.killed
-    assert (job.outcome.reason, job.outcome.text) == ("grown", "h2 is back")
+    assert job.outcome.end == Grown("h2 is back")
     assert not job.outcome.stop_requested and "h2 is back" in job.verdict.headline
 
 
@@ -76,7 +77,7 @@ def test_a_program_that_does_not_ask_on_all_ranks_is_left_alone_and_that_is_said
 def test_that_somebody_wants_the_end_counts_more(simulate):
     job = smaller(simulate).wait(GROW + 1).handle(H2).interrupt(signal.SIGTERM)
     stopped(job)
-    assert (job.outcome.reason, job.outcome.text) == ("preempted", "SIGTERM")
+    assert job.outcome.end == Preempted("SIGTERM")
     late = smaller(simulate).wait(1).interrupt(signal.SIGTERM).wait(GROW)
     assert late.searches == [] or late.outcome is not None
 
@@ -84,21 +85,21 @@ def test_that_somebody_wants_the_end_counts_more(simulate):
 def test_a_rank_that_fails_while_it_saves_has_failed(simulate):
     job = smaller(simulate).wait(GROW + 1).handle(H2).handle(PollCount(0, 7), PollCount(1, 6), StopReached(0, 40))
     job.handle(job.failure(1)).wait(1).exit(1, 1).wait(1)
-    assert job.outcome.reason == "failed" and not job.outcome.stop_requested
+    assert job.outcome.end.reason == "failed" and not job.outcome.stop_requested
 
 
 # ---- what counts as a restart
 
 KILLED = AttemptEnd("lost", saved_step=10)
-GROWN = AttemptEnd(EndReason.GROWN, saved_step=10)
+GROWN = AttemptEnd(Grown.reason, saved_step=10)
 
 
 def test_growing_counts_neither_as_a_restart_nor_as_a_failure():
     assert decide_restart((GROWN,), 1, "stall") == Restart(2 + 1 - 0)
     assert isinstance(decide_restart((KILLED, GROWN, GROWN, GROWN), 1, "failure"), Restart)
     assert isinstance(decide_restart((KILLED, GROWN, KILLED), 1, "failure"), Stop)
-    end = summarize_end(JobOutcome(EndReason.GROWN, saved_step=12), has_run_before=True)
-    assert end == AttemptEnd(EndReason.GROWN, saved_step=12)
+    end = summarize_end(JobOutcome(Grown("h2 is back"), saved_step=12), has_run_before=True)
+    assert end == AttemptEnd(Grown.reason, saved_step=12)
 
 
 # ---- one command on each host
@@ -109,16 +110,16 @@ def hand_plan(**wanted):
         program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7", processes_per_host=2,
         max_restarts=1, **wanted,
     )  # fmt: skip
-    return manual.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
+    return by_hand.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
 
 
 def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_others_back():
     plan = hand_plan(min_hosts=2)
-    fewer = manual.replan_manual(plan, {0, 4})
+    fewer = by_hand.replan_manual(plan, {0, 4})
     assert fewer.placement.agents == {0: (0, 1), 2: (), 4: (2, 3)} and fewer.placement.is_smaller
     assert [worker.host for worker in fewer.workers] == ["--host-rank 0"] * 2 + ["--host-rank 2"] * 2
     assert [worker.local_rank for worker in fewer.workers] == [0, 1, 0, 1]
-    again = manual.replan_manual(fewer, {0, 2, 4})
+    again = by_hand.replan_manual(fewer, {0, 2, 4})
     assert (again.placement, again.workers) == (plan.placement, plan.workers)
 
 
@@ -128,7 +129,7 @@ def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_
     ids=["fewer than --min-hosts", "not host 0", "not all, without --min-hosts"],
 )
 def test_with_too_few_agents_the_job_does_not_continue(wanted, there):
-    assert manual.replan_manual(hand_plan(**wanted), there) is None
+    assert by_hand.replan_manual(hand_plan(**wanted), there) is None
 
 
 # ---- words

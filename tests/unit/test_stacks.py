@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrun.analysis.diagnosis import stacks
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
-from jaxrun.analysis.verdict.stack_text import format_snapshot
+from jaxrun.analysis.verdict.stack_text import describe_stacks
 from jaxrun.controller.head.head_state import HeadState, TimeLimits
 from jaxrun.controller.head.queries import RankQueries, flights_of
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.job_events.actions import PrintLine, Send
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import ProcessState, RankDetail, RankQuery, RankReply
+from jaxrun.protocol.query_messages import ProcessState, RankDetail, RankQuery, RankReply
 
 LIB = "/usr/lib/python3.11"
 SITE = "/venv/lib/python3.11/site-packages"
@@ -191,19 +191,19 @@ def test_all_frames_are_shown_once_for_each_group_without_ours():
     assert "jaxrun_runtime/worker.py" not in text
 
 
-# ---- a snapshot of the ranks, with how far they have come
+# ---- the stacks of all ranks, with how far they have come
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 
 
 def look(dumps, flights, **more):
     waits = dict.fromkeys(dumps, "futex_wait_queue")
-    return Snapshot(160.0, HOSTS, dumps, waits, flights, **more)
+    return JobStacks(160.0, HOSTS, dumps, waits, flights, **more)
 
 
 def test_each_group_says_how_far_its_ranks_have_come():
     flights = dict.fromkeys(range(3), flight_after(1204, entered_at=99.0)) | {3: flight_after(1204, time=97.0)}
-    text = format_snapshot(look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX, 3: IN_QUEUE}, flights))
+    text = describe_stacks(look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX, 3: IN_QUEUE}, flights))
     rows = text.splitlines()
     place = "train.py:88 train_step   in JAX: process_allgather"
     assert rows[0].startswith("rank 3 (h2) waits for data (queue.get) at data.py:31 __next__"), (
@@ -217,23 +217,23 @@ def test_each_group_says_how_far_its_ranks_have_come():
 
 def test_ranks_in_one_place_may_have_come_differently_far():
     flights = {0: flight_after(4), 1: flight_after(5), 2: flight_after(5, name="jit(mean)", group="0-1")}
-    rows = format_snapshot(look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX}, flights)).splitlines()
+    rows = describe_stacks(look({0: IN_JAX, 1: IN_JAX, 2: IN_JAX}, flights)).splitlines()
     assert "after calls #4-5 jit(step), 60.0 s ago or after call #5 jit(mean) of ranks 0-1" in rows[1]
 
 
 def test_a_compilation_is_reported():
-    text = format_snapshot(look({0: IN_JAX}, {0: flight_after(4, compiling=("jit(init)", 130.0))}))
+    text = describe_stacks(look({0: IN_JAX}, {0: flight_after(4, compiling=("jit(init)", 130.0))}))
     assert "compiling jit(init), 30.0 s" in text
 
 
 def test_finished_ranks_are_reported_too():
-    text = format_snapshot(look({0: IN_JAX, 1: IN_JAX}, {rank: flight_after(4) for rank in range(3)}, finished=(2, 3)))
+    text = describe_stacks(look({0: IN_JAX, 1: IN_JAX}, {rank: flight_after(4) for rank in range(3)}, finished=(2, 3)))
     assert "ranks 2-3 (h2) have finished, after call #4 jit(step), 60.0 s ago." in text
 
 
 def test_without_recorders_there_are_only_stacks():
-    rows = format_snapshot(look({0: IN_JAX, 1: IN_QUEUE}, {})).splitlines()
-    assert rows[-2].endswith("in JAX: process_allgather") and format_snapshot(look({}, {})) == ""
+    rows = describe_stacks(look({0: IN_JAX, 1: IN_QUEUE}, {})).splitlines()
+    assert rows[-2].endswith("in JAX: process_allgather") and describe_stacks(look({}, {})) == ""
 
 
 # ---- the replies of agents

@@ -13,7 +13,7 @@ from jaxrun.analysis.diagnosis.helpers import NO_HELPERS, Helpers, LostThread
 from jaxrun.controller.head.stall_detector import StallDetector
 from jaxrun.protocol.flight import DispatchedCall, Flight
 from jaxrun.protocol.flight_file import EVERY_CALL
-from jaxrun.protocol.snapshot_messages import ChildProcess, ProcessState, RankReply
+from jaxrun.protocol.query_messages import ChildProcess, ProcessState, RankReply
 
 RUNS, LOCKED = "0", "futex_do_wait"
 

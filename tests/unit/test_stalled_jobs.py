@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from ras_answers import communicator, json_answer
 from simulation import IN_JAX, IN_QUEUE
 
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.nccl_ras import parse_answer
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.analysis.verdict.decide import leave_out_told
-from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
+from jaxrun.analysis.verdict.stack_text import describe_stacks, format_stall_notice
 from jaxrun.analysis.verdict.verdict_text import format_report
 from jaxrun.cli.make_job import make_job
 from jaxrun.controller.head.stall_detector import EarlyExitDetector
@@ -25,7 +25,7 @@ from jaxrun.job_events.events import Requested
 from jaxrun.protocol.error_chain import BackgroundSave, ChainedError
 from jaxrun.protocol.flight import TimeTotals
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import ThreadFailed
 
 SILENT = {"stall": 60.0}
@@ -41,7 +41,7 @@ def test_without_progress_the_job_is_warned_once_and_stopped(simulate):
     at, text = job.printed[0]
     assert 30 <= at <= 46 and text.startswith("no progress for ") and "after 60 s of it" in text
     job.wait(20)
-    assert job.outcome.reason == "stall" and set(job.outcome.stacks) == {0, 1, 2}
+    assert job.outcome.end.reason == "stall" and set(job.outcome.end.stacks.dumps) == {0, 1, 2}
     assert 60 <= job.outcome.decided_at <= 62 and job.kills() != []
     assert job.verdict.exit_code == 124 and job.verdict.outcome == "stall" and "no progress" in job.verdict.headline
     assert any("3 ranks" in line for line in job.verdict.details)
@@ -55,7 +55,7 @@ def test_without_either_option_nothing_is_checked(simulate):
 def test_a_little_cpu_time_of_waiting_threads_does_not_count_as_progress(simulate):
     job = simulate(3, **SILENT).run()
     job.cpu = lambda now: 0.01 * now
-    assert job.wait(80).outcome.reason == "stall"
+    assert job.wait(80).outcome.end.reason == "stall"
 
 
 def test_a_job_that_was_silent_for_long_and_goes_on_may_be_silent_again(simulate):
@@ -84,7 +84,7 @@ def test_ranks_that_wait_are_reported_and_the_job_continues(simulate):
         "train.py:2 <module>, and ranks 0-1 wait for it in JAX (train.py:2 <module>) · more: Ctrl-\\ (SIGQUIT)"
     )
     assert job.lines[1] == "no progress for 60 s, as before · more: Ctrl-\\ (SIGQUIT)"
-    assert job.done(0, 1, 2).exit(0, 0, 1, 2).outcome.reason == "ok"
+    assert job.done(0, 1, 2).exit(0, 0, 1, 2).outcome.end.reason == "ok"
 
 
 def test_a_notice_tells_again_who_waits_for_whom_if_that_has_changed_or_there_was_progress(simulate):
@@ -245,7 +245,7 @@ def test_the_end_of_a_stalled_job_says_what_nccl_says(on_gpus):
     job.nccl = BEHIND
     job.wait(100)
     assert asked(job)[-2:] == [("nccl at the end", (0,)), ("identity", (0, 1, 2))]
-    assert job.outcome.reason == "stall" and job.verdict.exit_code == 124
+    assert job.outcome.end.reason == "stall" and job.verdict.exit_code == 124
     half, (details,) = job.lines[0], job.verdict.details
     assert f"{IS_BEHIND}." in " ".join(details.split()) and f"; {IS_BEHIND}; " in half
 
@@ -256,7 +256,7 @@ def test_a_rank_that_crashes_because_nccl_was_asked_at_the_end_is_not_to_blame(o
     job.wait(62)
     assert asked(job)[-1] == ("nccl at the end", (0,)) and job.kills() == []
     job.exit(-11, 1).wait(100)
-    assert job.outcome.reason == "stall" and job.verdict.exit_code == 124
+    assert job.outcome.end.reason == "stall" and job.verdict.exit_code == 124
     assert job.kills()[0][1] == (0, 2)
 
 
@@ -265,7 +265,7 @@ def test_an_agent_that_never_answers_for_nccl_delays_the_end_for_seconds(on_gpus
     job.stuck_for_nccl = True
     job.wait(100)
     (killed,) = job.kills()
-    assert job.outcome.reason == "stall" and 60_000 < killed[0] < 70_000
+    assert job.outcome.end.reason == "stall" and 60_000 < killed[0] < 70_000
 
 
 def test_jaxrun_stacks_says_what_nccl_says(on_gpus):
@@ -273,7 +273,7 @@ def test_jaxrun_stacks_says_what_nccl_says(on_gpus):
     job.nccl = BEHIND
     job.handle(Requested("a", StacksRequest())).wait(1)
     ((_, answer),) = job.answered
-    assert f"{IS_BEHIND}." in " ".join(format_snapshot(answer.content).split())
+    assert f"{IS_BEHIND}." in " ".join(describe_stacks(answer.content).split())
 
 
 # ---- the options
@@ -288,8 +288,8 @@ def test_where_ci_is_set_the_limit_is_on_and_0_turns_it_off():
 
 def test_a_notice_without_an_explanation_says_where_the_ranks_are():
     waits = {0: "futex_do_wait", 1: "futex_do_wait", 2: ""}
-    snapshot = Snapshot(0.0, dict.fromkeys(range(3), "h1"), {0: IN_JAX, 1: IN_JAX, 2: ""}, waits)
-    assert format_stall_notice(snapshot, 31.4, Path("runs/3")) == (
+    stacks = JobStacks(0.0, dict.fromkeys(range(3), "h1"), {0: IN_JAX, 1: IN_JAX, 2: ""}, waits)
+    assert format_stall_notice(stacks, 31.4, Path("runs/3")) == (
         "no progress for 31 s: ranks 0-1 are at train.py:2 <module>, in JAX: _value; "
         "rank 2 gives no answer: it blocks signals, or is about to end · more: jaxrun stacks runs/3"
     )
@@ -310,27 +310,27 @@ def test_others_that_wait_in_jax_for_a_rank_that_has_ended_are_stuck(simulate, l
     job = simulate(3).run().wait(5)
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     leaves(job).wait(60)
-    assert job.outcome.reason == "early-exit" and job.outcome.stacks == {1: IN_JAX, 2: IN_JAX}
+    assert job.outcome.end.reason == "early-exit" and job.outcome.end.stacks.dumps == {1: IN_JAX, 2: IN_JAX}
     live = (1, 2) if job.outcome.workers[0].status == 0 else (0, 1, 2)
     assert job.kills() == [(17_200, live)]  # 10 s after it ended, and 2 s later, each with 0.1 s for the answers
 
 
-def test_ranks_that_finish_after_a_first_snapshot_are_not_stuck(simulate):
+def test_ranks_that_finish_after_a_first_look_are_not_stuck(simulate):
     job = simulate(3).run()
     job.stacks = {1: IN_JAX, 2: IN_JAX}
     job.done(0).wait(11)
     job.done(1, 2).exit(0, 1, 2).exit(0, 0)
-    assert job.outcome.reason == "ok"
+    assert job.outcome.end.reason == "ok"
 
 
 STUCK, MIXED = {1: IN_JAX, 2: IN_JAX}, {1: IN_JAX, 2: IN_QUEUE}
 AT_PROMPT = {1: IN_JAX, 2: PROMPT_IN_JAX}
 IDLE, BUSY = {1: 4.0, 2: 5.0}, {1: 6.0, 2: 7.0}
 ASLEEP, RUNNING = {1: "futex_wait_queue", 2: "futex_wait_queue"}, {1: "futex_wait_queue", 2: ""}
-# Successive snapshots (time, stacks, CPU seconds), what the kernel says, and whether each shows that ranks are stuck;
+# Successive readings (time, stacks, CPU seconds), what the kernel says, and whether each shows that ranks are stuck;
 # rank 0 has finished at 0.
 CHECKS = {
-    "two idle snapshots in JAX are needed": (((10, STUCK, IDLE), (12, STUCK, IDLE)), ASLEEP, [False, True]),
+    "two idle readings in JAX are needed": (((10, STUCK, IDLE), (12, STUCK, IDLE)), ASLEEP, [False, True]),
     "a rank computes": (((10, STUCK, IDLE), (12, STUCK, {1: 4.0, 2: 5.5})), ASLEEP, [False, False]),
     "a little CPU time is no work": (((10, STUCK, IDLE), (12, STUCK, {1: 4.09, 2: 5.0})), ASLEEP, [False, True]),
     "one outside of JAX may still come": (
@@ -353,10 +353,10 @@ def check(detector, now, dumps, cpu, waits=ASLEEP, left_behind=False):
     return detector.check(replies, find_wait_graph(flights, dumps, waits, finished=(0,)), now)
 
 
-@pytest.mark.parametrize(("snapshots", "waits", "stuck"), CHECKS.values(), ids=CHECKS)
-def test_ranks_are_stuck_if_all_sleep_in_jax_without_cpu_time(snapshots, waits, stuck):
+@pytest.mark.parametrize(("readings", "waits", "stuck"), CHECKS.values(), ids=CHECKS)
+def test_ranks_are_stuck_if_all_sleep_in_jax_without_cpu_time(readings, waits, stuck):
     detector = EarlyExitDetector(0.0, has_calls=False)
-    assert [check(detector, *snapshot, waits) for snapshot in snapshots] == stuck
+    assert [check(detector, *reading, waits) for reading in readings] == stuck
 
 
 def test_the_second_check_comes_soon_only_if_the_first_was_suspicious():

@@ -52,7 +52,7 @@ def test_the_ranks_stop_at_the_first_poll_that_none_has_made(simulate, signum):
     reached(job, 40, 1)
     assert job.lines[1:] == ["ranks 0-2 stop at step 40"]
     end_well(job.handle(CheckpointSaved(0, 40)))
-    assert job.outcome.reason == "preempted" and job.outcome.saved_step == 40
+    assert job.outcome.end.reason == "preempted" and job.outcome.saved_step == 40
     said = f"as should_stop had asked ({name}); the job may be resumed from step 40"
     assert job.verdict.headline == f"preempted: the program ended with status 0 {said}."
 
@@ -77,13 +77,13 @@ def test_ranks_whose_program_has_ended_are_not_waited_for(simulate):
 
 def test_a_program_that_has_finished_before_it_was_told_to_stop_has_succeeded(simulate):
     job = end_well(counts(polling(simulate(2).run()).interrupt(signal.SIGTERM), r0=5, r1=5))
-    assert job.outcome.reason == "ok"
+    assert job.outcome.end.reason == "ok"
 
 
 def test_a_failure_while_the_program_stops_is_the_culprits(simulate):
     job = reached(counts(polling(simulate(2).run()).interrupt(signal.SIGTERM), r0=5, r1=5), 5)
     job.handle(job.failure(1, "OSError", "disk full")).wait(1).exit(1, 1).wait(1)
-    assert job.outcome.reason == "failed" and job.kills()
+    assert job.outcome.end.reason == "failed" and job.kills()
     assert "OSError" in job.verdict.headline
 
 
@@ -115,7 +115,7 @@ def test_the_program_is_asked_before_its_time_limit_and_the_job_goes_on_until_th
     job.wait(19)
     assert not job.killed
     job.wait(2)
-    assert job.outcome.reason == "timeout"
+    assert job.outcome.end.reason == "timeout"
 
 
 @pytest.mark.parametrize("limit", [60.0, None])
@@ -130,7 +130,7 @@ def test_a_program_that_polls_only_later_is_asked_then(simulate):
     assert job.lines == [] and job.ranks_sent(StopRequested) == []
     end_well(reached(counts(polling(job), r0=0, r1=0), 1))
     assert job.ranks_sent(StopRequested) == [0, 1]
-    assert job.outcome.reason == "preempted" and "(time limit in 20 s)" in job.verdict.headline
+    assert job.outcome.end.reason == "preempted" and "(time limit in 20 s)" in job.verdict.headline
 
 
 def test_the_schedulers_sigterm_after_that_has_its_grace(simulate):
@@ -139,27 +139,29 @@ def test_the_schedulers_sigterm_after_that_has_its_grace(simulate):
     job.wait(29)
     assert not job.killed
     job.wait(2)
-    assert job.kills() == [(41_100, (0, 1))] and job.outcome.signum == signal.SIGTERM
+    assert job.kills() == [(41_100, (0, 1))] and job.outcome.end.signum == signal.SIGTERM
 
 
 def test_a_program_that_listens_to_sigterm_instead_gets_it_before_the_time_limit(simulate):
     job = simulate(2, job=60.0, save=20.0).run().listen().wait(59)
     assert job.kills(signal.SIGTERM) == [(40_000, (0, 1))] and not job.kills()
     assert "SIGKILL follows in 20 s" in job.lines[0]
-    assert end_well(job).outcome.reason == "preempted"
+    assert end_well(job).outcome.end.reason == "preempted"
 
 
 def test_a_program_that_first_polls_after_sigterm_stops_at_once(simulate):
     job = simulate(2, job=60.0, save=20.0).run().listen().wait(41)
     end_well(reached(counts(polling(job), r0=0, r1=0), 1))
     assert job.kills(signal.SIGTERM) == [(40_000, (0, 1))] and stop_at(job) == [((0, 1), 1)]
-    assert job.outcome.reason == "preempted" and "should_stop had asked (time limit in 20 s)" in job.verdict.headline
+    assert (
+        job.outcome.end.reason == "preempted" and "should_stop had asked (time limit in 20 s)" in job.verdict.headline
+    )
 
 
 def test_a_program_that_does_neither_goes_on_until_its_time_limit(simulate):
     job = simulate(2, job=60.0, save=20.0).run().wait(59)
     assert not job.killed and not job.lines
-    assert job.wait(2).outcome.reason == "timeout"
+    assert job.wait(2).outcome.end.reason == "timeout"
 
 
 # ---- checkpoints

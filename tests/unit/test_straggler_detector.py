@@ -7,10 +7,10 @@ import pytest
 from calls_by_hand import asynchronous, blocking, flight_after, noisy, shifted, window
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.job_end import Completed
 from jaxrun.analysis.lockstep.call_waits import find_waits
 from jaxrun.analysis.lockstep.straggler import Straggler, WaitTotals
-from jaxrun.analysis.verdict.stack_text import format_snapshot, format_straggler
+from jaxrun.analysis.verdict.stack_text import describe_stacks, format_straggler
 from jaxrun.controller.head.clock_offsets import ClockOffsets
 from jaxrun.controller.head.head_state import HeadState, TimeLimits
 from jaxrun.controller.head.queries import RankQueries
@@ -21,7 +21,7 @@ from jaxrun.job_events.actions import RecordStraggler
 from jaxrun.job_events.events import Requested
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.job_messages import StacksRequest
-from jaxrun.protocol.snapshot_messages import RankDetail, RankReply, RecorderSnapshot
+from jaxrun.protocol.query_messages import FlightAtEnd, RankDetail, RankReply
 from jaxrun.spec.job.rank_placement import agents_by_rank
 
 LOAD = 'Thread 0x1 (most recent call first):\n  File "/job/data.py", line 10 in load\n  File "/job/train.py", line 9\n'
@@ -123,7 +123,7 @@ def test_of_a_short_job_all_that_it_waited_for_cores_counts():
     job = Job()
     job.detector.start(10.0)
     for rank, seconds in enumerate((0.1, 0.5, 0.1)):
-        job.detector.handle_recorder(RecorderSnapshot(rank, late(1)[rank], seconds), 12.0)
+        job.detector.handle_recorder(FlightAtEnd(rank, late(1)[rank], seconds), 12.0)
     assert job.add(late(1), {}, 12.0).straggler is None
 
 
@@ -148,9 +148,9 @@ def test_a_job_says_at_its_end_who_held_it_up(simulate):
     job.stacks = {1: LOAD}
     job.wait(10.0)
     assert {ranks for _, detail, ranks in job.queries if detail is RankDetail.STACKS} == {(1,)}
-    job.handle(*(RecorderSnapshot(rank, flight) for rank, flight in job.flights.items()))
+    job.handle(*(FlightAtEnd(rank, flight) for rank, flight in job.flights.items()))
     job.done(0, 1, 2).exit(0, 0, 1, 2)
-    assert job.outcome.reason is EndReason.OK and job.outcome.straggler.frame == "data.py:10 load"
+    assert isinstance(job.outcome.end, Completed) and job.outcome.straggler.frame == "data.py:10 load"
     assert job.verdict.details == (f"{format_straggler(job.outcome.straggler, job.hosts)}.",)
 
 
@@ -170,9 +170,9 @@ def test_stacks_say_it_too(simulate):
     job.wait(10.0)
     job.handle(Requested("1", StacksRequest())).wait(1.0)
     ((_, answer),) = job.answered
-    snapshot = answer.content
-    assert snapshot.straggler.ranks == (1,)
-    assert "rank 1 came last to 100 % of calls" in format_snapshot(snapshot)
+    stacks = answer.content
+    assert stacks.straggler.ranks == (1,)
+    assert "rank 1 came last to 100 % of calls" in describe_stacks(stacks)
 
 
 def test_a_straggler_that_waits_for_others_itself_is_none_meanwhile():

@@ -9,7 +9,8 @@ from collections import deque
 import pytest
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Completed, Unavailable
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.decide import decide
 from jaxrun.analysis.verdict.restarts import Restart
 from jaxrun.analysis.verdict.verdict import Verdict
@@ -89,37 +90,37 @@ def server():
     return JobServer("ab" * 16, JobSockets(), EventLoop(), 0, pytest.fail, pytest.fail)
 
 
-def report(output, signals, reason=EndReason.OK, **more):
-    outcome = JobOutcome(reason, text="no agent")
-    verdict = decide(outcome, {0: "box"}, started=0.0, ended=1.0)
+def report(output, signals, why, **more):
+    outcome = JobOutcome(why, {0: "box"})
+    verdict = decide(outcome, started=0.0, ended=1.0)
     return report_verdict(verdict, outcome, RunDir(None), output, signals, server(), **more)
 
 
-@pytest.mark.parametrize(("reason", "lines"), [(EndReason.OK, 0), (EndReason.UNAVAILABLE, 1)])
-def test_a_quiet_job_reports_only_what_is_wrong(reason, lines):
+@pytest.mark.parametrize(("why", "lines"), [(Completed(), 0), (Unavailable("no agent"), 1)])
+def test_a_quiet_job_reports_only_what_is_wrong(why, lines):
     output = StuckOutput(1)
-    report(output, Signals(), reason, quiet=True)
+    report(output, Signals(), why, quiet=True)
     assert len(output.lines) == lines
 
 
-@pytest.mark.parametrize(("reason", "status"), [(EndReason.OK, 0), (EndReason.UNAVAILABLE, 69)])
-def test_the_status_is_that_of_the_verdict(reason, status):
+@pytest.mark.parametrize(("why", "status"), [(Completed(), 0), (Unavailable("no agent"), 69)])
+def test_the_status_is_that_of_the_verdict(why, status):
     output = StuckOutput(1)
-    assert report(output, Signals(), reason) == status
+    assert report(output, Signals(), why) == status
     assert len(output.lines) == 1 and ("no agent" in output.lines[0]) == (status == 69)
 
 
 def test_a_slow_terminal_is_waited_for():
-    assert report(StuckOutput(5), Signals([], [signal.SIGCHLD], [signal.SIGUSR1])) == 0
+    assert report(StuckOutput(5), Signals([], [signal.SIGCHLD], [signal.SIGUSR1]), Completed()) == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_wait_for_a_stuck_terminal(signum):
-    assert report(StuckOutput(10**9), Signals([], [], [signum])) == 128 + signum
+    assert report(StuckOutput(10**9), Signals([], [], [signum]), Completed()) == 128 + signum
 
 
 def test_a_signal_that_came_during_the_job_does_not_end_the_wait():
-    assert report(StuckOutput(3), Signals([signal.SIGINT])) == 0
+    assert report(StuckOutput(3), Signals([signal.SIGINT]), Completed()) == 0
 
 
 class StubbornHead:
@@ -190,7 +191,7 @@ def attempt_of(*actions):
 
 def test_all_stand_still_before_the_first_is_killed():
     kills = [SignalRanks(ranks, signal.SIGKILL) for ranks in ((0, 2), (1,))]
-    with attempt_of(*kills, Finish(JobOutcome(EndReason.OK))) as (head, run, _):
+    with attempt_of(*kills, Finish(JobOutcome(Completed()))) as (head, run, _):
         agents = Agents(head)
         head.handle(LauncherSignalled(signal.SIGINT))
         run(agents)
@@ -200,7 +201,7 @@ def test_all_stand_still_before_the_first_is_killed():
 
 def test_actions_are_executed_when_the_callback_that_caused_them_has_returned():
     reading, writing = os.pipe()
-    with attempt_of(Send((0,), SignalWorker(signal.SIGUSR1)), Finish(JobOutcome(EndReason.OK))) as (head, run, _):
+    with attempt_of(Send((0,), SignalWorker(signal.SIGUSR1)), Finish(JobOutcome(Completed()))) as (head, run, _):
         agents, seen = Agents(head), []
 
         def on_readable():
@@ -217,13 +218,13 @@ def test_actions_are_executed_when_the_callback_that_caused_them_has_returned():
 
 
 def test_a_signal_that_comes_as_an_attempt_ends_is_for_the_next():
-    over = Finish(JobOutcome(EndReason.OK))
+    over = Finish(JobOutcome(Completed()))
     with attempt_of(over) as (head, run, signals):
         agents = Agents(head)
         for signum in (signal.SIGCHLD, signal.SIGINT):
             os.kill(os.getpid(), signum)
         assert run(agents) == over.outcome
-        assert agents.signalled == [signal.SIGCHLD] and signals.stop_requested
+        assert agents.signalled == [signal.SIGCHLD]
         assert signals.receive() == [signal.SIGINT]
 
 
@@ -252,13 +253,13 @@ def test_a_worker_that_cannot_handle_a_signal_yet_is_sent_none(simulate, stage):
 def test_the_end_comes_at_once(simulate, stage, asked):
     job = getattr(simulate(2, grace=5.0), stage)().handle(asked).wait(1)
     assert job.kills() == [(0, (0, 1))] and job.finished_at == pytest.approx(0.001)
-    assert (job.outcome.reason, job.outcome.text, job.outcome.signum) == ("interrupted", asked.reason, signal.SIGHUP)
+    assert (job.outcome.end.signum, job.outcome.end.text) == (signal.SIGHUP, asked.reason)
 
 
 def test_before_anything_was_started_there_is_nothing_to_end(simulate):
-    assert simulate(2).handle(BY_DEATH).outcome.reason == "interrupted"
+    assert simulate(2).handle(BY_DEATH).outcome.end.reason == "interrupted"
 
 
 def test_a_running_grace_period_is_cut_short(simulate):
     job = simulate(2, grace=60.0).run().listen().interrupt(signal.SIGTERM).wait(1).handle(BY_DEATH).wait(1)
-    assert job.kills() == [(1000, (0, 1))] and job.outcome.signum == signal.SIGTERM
+    assert job.kills() == [(1000, (0, 1))] and job.outcome.end.signum == signal.SIGTERM

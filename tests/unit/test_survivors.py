@@ -54,7 +54,7 @@ def test_the_loss_of_a_rank_is_told_at_once_and_those_that_wait_for_it_are_answe
         assert len(losses(job)) == 1, "its end says nothing new"
     job.done(0, 1, 3).exit(0, 1, 3)
     job.exit(0, 0)
-    assert job.outcome.reason == "ok" and job.outcome.lost == (2,) and not job.killed
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == (2,) and not job.killed
 
 
 def test_a_rank_that_has_asked_and_dies_is_not_answered(job):
@@ -71,7 +71,7 @@ def test_two_losses_leave_two(job):
 
 def test_without_rank_0_the_job_ends_and_the_first_loss_is_its_cause(job):
     job.exit(-9, 2).exit(-6, 0).wait(1)
-    assert job.outcome is not None and job.outcome.reason == "failed" and job.outcome.lost == (2,)
+    assert job.outcome is not None and job.outcome.end.reason == "failed" and job.outcome.lost == (2,)
 
 
 def test_a_loss_that_the_others_have_survived_is_no_cause_of_a_later_failure(job):
@@ -105,9 +105,9 @@ def test_a_rank_that_ends_well_leaves_at_once_and_those_that_wait_for_it_are_tol
     assert losses(job) == [((0, 1, 3), (2,))]
     job.done(0, 1, 3).exit(0, 1, 3)
     job.exit(0, 0)
-    assert job.outcome.reason == "ok" and job.outcome.lost == ()
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == ()
 
 
 def test_without_the_option_any_failure_ends_the_job(simulate):
     job = simulate(4).run().exit(-9, 2).wait(1)
-    assert losses(job) == [] and job.outcome.reason == "failed"
+    assert losses(job) == [] and job.outcome.end.reason == "failed"

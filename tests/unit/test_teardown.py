@@ -24,7 +24,7 @@ def test_ranks_that_handle_sigterm_have_the_time_of_grace_if_another_fails(simul
     job.wait(4).exit(3, 2)
     assert not job.kills()
     job.wait(1).exit(-signal.SIGTERM, 3).wait(1)
-    assert job.kills() == [(5100, (0,))] and job.outcome.reason == "failed"
+    assert job.kills() == [(5100, (0,))] and job.outcome.end.reason == "failed"
     assert [end.killed_by_launcher for end in job.outcome.workers] == [True, False, True, True]
 
 

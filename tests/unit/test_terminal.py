@@ -23,6 +23,8 @@ from jaxrun.protocol.debugger_messages import (
     DebuggerRequest,
 )
 from jaxrun.protocol.worker_messages import Interrupted
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
+from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
@@ -87,7 +89,7 @@ def test_the_time_at_a_prompt_counts_for_no_limit(simulate):
     job.handle(TerminalLine("c\n"), DebuggerClosed(0)).wait(30)
     assert job.outcome is None
     job.wait(60)
-    assert job.outcome.reason == "stall"
+    assert job.outcome.end.reason == "stall"
 
 
 def test_time_limits_run_on_where_they_stood(simulate):
@@ -95,7 +97,7 @@ def test_time_limits_run_on_where_they_stood(simulate):
     prompt(stop_at_breakpoint(job, 0), 0).wait(1000).handle(TerminalLine("c\n"), DebuggerClosed(0)).wait(59)
     assert job.outcome is None
     job.wait(2)
-    assert job.outcome.reason == "timeout"
+    assert job.outcome.end.reason == "timeout"
 
 
 def test_at_a_prompt_nobody_is_told_to_save_before_the_end_of_timeout(simulate):
@@ -127,7 +129,7 @@ def test_a_program_is_told_once_to_save_however_often_it_is_debugged_then(simula
     job = simulate(2, job=60.0, save=20.0).run().wait(45)
     prompt(stop_at_breakpoint(job, 0), 0).wait(1000).handle(TerminalLine("c\n"), DebuggerClosed(0)).listen().wait(14)
     assert not job.lines and not job.kills(signal.SIGTERM)
-    assert job.wait(2).outcome.reason == "timeout"
+    assert job.wait(2).outcome.end.reason == "timeout"
 
 
 def test_a_smaller_job_does_not_look_for_hosts_while_somebody_debugs_it(simulate):
@@ -192,13 +194,13 @@ def test_a_rank_that_fails_while_the_job_is_stopped_is_not_debugged(simulate):
 def test_a_culprit_that_dies_in_its_debugger_ends_the_job(simulate):
     job = simulate(3).run()
     job.handle(failure(job, 2)).wait(1).exit(-9, 2).wait(1)
-    assert job.kills() == [(1000, (0, 1))] and job.outcome.reason == "failed"
+    assert job.kills() == [(1000, (0, 1))] and job.outcome.end.reason == "failed"
 
 
 # ---- --stdin: which rank reads
 
-MPIRUN = LaunchCommand("open-mpi", "Open MPI 5.0.11", ("mpirun",))
-SRUN = LaunchCommand("slurm", "srun in Slurm job 7", ("srun",), passes_stdin=True)
+MPIRUN = LaunchCommand(OPEN_MPI, "Open MPI 5.0.11", ("mpirun",))
+SRUN = LaunchCommand(SLURM, "srun in Slurm job 7", ("srun",))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 import jaxrun
 from jaxrun.analysis.diagnosis.doing import Doing, StandingOut
-from jaxrun.analysis.diagnosis.snapshot import Overview, RankEnd
+from jaxrun.analysis.diagnosis.overview import Overview, RankEnd
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import CallRate
@@ -23,7 +23,7 @@ from jaxrun.frontends.top.rows import group_samples
 from jaxrun.frontends.top.samples import RankSample, take_samples
 from jaxrun.frontends.top.view import Pace, View, format_memory, format_pace, lay_out, render, render_pages
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
+from jaxrun.protocol.query_messages import ProcessState, RankReply
 from jaxrun.records.document_types import TopRank
 
 LIKE_OTHERS, SLOW, LATE, STOPPED, FAILED = StandingOut

@@ -5,21 +5,22 @@ import sys
 import pytest
 from deadlock_samples import FUTEX, SYNC, dump
 from msgspec.structs import replace
-from outcomes import HOSTS, RUN_AT, decide, end, failed, weigh
-from unseen_error_samples import BAD, JAX, LIBRARY, PROGRAM, noted, sentences, snapshot
+from outcomes import HOSTS, RUN_AT, decide, end, failed, weigh, where
+from unseen_error_samples import BAD, JAX, LIBRARY, PROGRAM, noted, sentences, stacks
 
 from jaxrun.analysis.diagnosis.helpers import helpers_of
+from jaxrun.analysis.diagnosis.job_end import EarlyExit, EndedBySignal, Stalled, TimedOut
 from jaxrun.analysis.diagnosis.rank_state import Activity, find_rank_state
 from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
-from jaxrun.analysis.verdict.stack_text import find_place, format_snapshot, format_stall_notice
+from jaxrun.analysis.verdict.stack_text import describe_stacks, find_place, format_stall_notice
 from jaxrun.protocol.error_chain import (
     BackgroundSave,
     ChainedError,
     CoordinationWait,
     ThreadNotes,
 )
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import ThreadFailed
 
 OURS = "SITE/jaxrun_runtime/coordination_waits.py 52 wait_at_barrier"
@@ -51,24 +52,24 @@ def test_an_exception_that_is_handled_while_its_rank_waits_is_the_cause():
         f"at {HERE}, and ranks 0, 2 wait for it {IN_SYNC}"
     )
     assert sentences(IN_BARRIER, HANDLES, IN_BARRIER) == [cause + ADVICE]
-    seen = snapshot(IN_BARRIER, HANDLES, IN_BARRIER)
+    seen = stacks(IN_BARRIER, HANDLES, IN_BARRIER)
     assert cause in format_stall_notice(seen, 30.0, None)
-    assert "bad record in shard 1" in format_snapshot(seen)
+    assert "bad record in shard 1" in describe_stacks(seen)
     assert wait_graph_of(seen).unseen_errors.keys() == {1}
 
 
 def test_the_verdict_on_a_stall_names_the_rank_and_its_exception():
     dumps = {0: IN_BARRIER, 1: HANDLES, 2: IN_BARRIER, 3: IN_BARRIER}
     ends = [end(rank, 9.0, -9, killed_by_launcher=True) for rank in HOSTS]
-    verdict = decide(ends, "stall", stacks=dumps, kernel_waits=dict.fromkeys(dumps, FUTEX))
+    verdict = decide(ends, Stalled(where(dumps, FUTEX)))
     assert verdict.culprits == (1,) and verdict.outcome == "stall"
     assert "allows: rank 1 (h0) handles ValueError: bad record in shard 1 (data.py:31 load) and" in verdict.headline
     assert verdict.traceback == (
         'Traceback (most recent call last):\n  File "/job/data.py", line 31, in load\nValueError: bad record in shard 1'
     )
-    without = decide(ends, "stall", stacks=dict.fromkeys(dumps, IN_BARRIER), kernel_waits=dict.fromkeys(dumps, FUTEX))
+    without = decide(ends, Stalled(where(dict.fromkeys(dumps, IN_BARRIER), FUTEX)))
     assert not without.culprits and "ValueError" not in without.headline
-    late = decide(ends, "timeout", stacks=dumps, kernel_waits=dict.fromkeys(dumps, FUTEX))
+    late = decide(ends, TimedOut(where(dumps, FUTEX)))
     assert late.headline.endswith("10 s, after rank 1 (h0) had raised ValueError: bad record in shard 1.")
 
 
@@ -121,7 +122,7 @@ def test_an_exception_that_all_ranks_handle_explains_no_difference_between_them(
         "ranks 0-1 handle ValueError: bad record in shard 1 (data.py:31 load) and wait in JAX's barrier 'close' "
         f"at {HERE}{ADVICE}"
     ]
-    assert not wait_graph_of(snapshot(HANDLES, HANDLES)).unseen_errors
+    assert not wait_graph_of(stacks(HANDLES, HANDLES)).unseen_errors
 
 
 WAITS = [
@@ -258,11 +259,11 @@ def test_calls_of_the_coordination_service_are_noted_while_they_last():
 def test_the_rank_that_handles_an_error_is_to_blame_where_the_others_have_finished():
     ends = [end(rank, 5.0, finished=True) for rank in (0, 2, 3)]
     ends.insert(1, end(1, 9.0, -9, killed_by_launcher=True))
-    verdict = decide(ends, "early-exit", stacks={1: HANDLES}, kernel_waits={1: FUTEX})
+    verdict = decide(ends, EarlyExit(where({1: HANDLES}, FUTEX)))
     assert verdict.culprits == (1,) and verdict.victims == dict.fromkeys((0, 2, 3), "had finished")
     assert verdict.headline.endswith("never come, after rank 1 (h0) had raised ValueError: bad record in shard 1.")
     assert "rank 1 (h0) handles ValueError: bad record in shard 1" in verdict.details[0]
-    blameless = decide(ends, "early-exit", stacks={1: noted(CLOSES, main=ThreadNotes((), CLOSE))}, kernel_waits={})
+    blameless = decide(ends, EarlyExit(where({1: noted(CLOSES, main=ThreadNotes((), CLOSE))})))
     assert blameless.culprits == (0, 2, 3) and "raised" not in blameless.headline
 
 
@@ -271,11 +272,11 @@ def test_a_rank_that_a_signal_does_not_end_is_described_with_what_it_handles():
     ends.insert(1, end(1, 9.0, -9, killed_by_launcher=True))
     by_signal = ChainedError("KeyboardInterrupt", "", ((PROGRAM, 9, "load"),))
     text = noted(CLOSES, main=ThreadNotes((BAD, by_signal), CLOSE))
-    verdict = decide(ends, "interrupted", late_stacks={1: text}, late_waits={1: FUTEX}, signum=2)
+    verdict = decide(ends, EndedBySignal(2, late_stacks={1: text}, late_waits={1: FUTEX}))
     handled = "while it handled ValueError: bad record in shard 1 (data.py:31 load)"
     assert f"in JAX: wait_at_barrier 'close', {handled}), and was killed" in verdict.headline
     alone = noted(CLOSES, main=ThreadNotes((by_signal,), CLOSE))
-    assert "handled" not in decide(ends, "interrupted", stacks={1: alone}, kernel_waits={1: FUTEX}, signum=2).headline
+    assert "handled" not in decide(ends, EndedBySignal(2, stacks=where({1: alone}, FUTEX))).headline
 
 
 SIGNALS = {
@@ -294,7 +295,7 @@ def test_a_hang_that_a_signal_ends_is_explained_by_the_exception_that_a_rank_han
     ends = [end(rank, 9.0, -9, killed_by_launcher=True) for rank in HOSTS]
     others = dict.fromkeys((0, 2, 3), noted(AT_SYNC, main=ThreadNotes((interrupt,))))
     dumps = {**others, 1: noted(CLOSES, main=ThreadNotes((BAD, interrupt), CLOSE))}
-    verdict = decide(ends, "interrupted", stacks=dumps, kernel_waits=dict.fromkeys(dumps, FUTEX), **known)
+    verdict = decide(ends, EndedBySignal(**known, stacks=where(dumps, FUTEX)))
     assert (verdict.outcome, verdict.culprits) == ("interrupted", (1,)) and did in verdict.headline
     assert " into the run, while rank 1 (h0) handled ValueError: bad record in shard 1; " in verdict.headline
     assert verdict.headline.count("ValueError") == 1 and verdict.traceback.endswith("ValueError: bad record in shard 1")
@@ -302,10 +303,10 @@ def test_a_hang_that_a_signal_ends_is_explained_by_the_exception_that_a_rank_han
         "rank 1 (h0) handles ValueError: bad record in shard 1 (data.py:31 load) and waits in JAX's barrier 'close' "
         f"at {HERE}, and ranks 0, 2-3 wait for it {IN_SYNC}{ADVICE}",
     )
-    healthy = decide(ends, "interrupted", stacks=others, kernel_waits=dict.fromkeys(others, FUTEX), **known)
+    healthy = decide(ends, EndedBySignal(**known, stacks=where(others, FUTEX)))
     assert not healthy.culprits and not healthy.details
     busy = {**dumps, 3: dump("JOB/train.py 30 load")}
-    working = decide(ends, "interrupted", stacks=busy, kernel_waits=dict.fromkeys(busy, "0"), **known)
+    working = decide(ends, EndedBySignal(**known, stacks=where(busy, "0")))
     assert not working.culprits and "while rank 1 (h0) handled ValueError" in working.headline
 
 
@@ -315,10 +316,10 @@ def test_a_rank_that_fails_at_the_signal_is_not_told_twice_where_its_stack_came_
     ends = [end(0, 9.0, 0, finished=True), end(1, 9.0, 1, failure=full)]
     ends += [end(rank, 9.0, -9, killed_by_launcher=True) for rank in (2, 3)]
     handler = noted("JOB/train.py 6 on_term", main=ThreadNotes((FULL,)))
-    verdict = decide(ends, "interrupted", stacks={1: handler}, kernel_waits={1: "0"}, signum=15)
+    verdict = decide(ends, EndedBySignal(15, stacks=where({1: handler}, "0")))
     assert verdict.headline.startswith("rank 1 of 4 on h0 raised OSError while it ended") and not verdict.details
     dumps = {1: handler, 2: IN_BARRIER, 3: HANDLES}
-    verdict = decide(ends, "interrupted", stacks=dumps, kernel_waits=dict.fromkeys(dumps, FUTEX), signum=15)
+    verdict = decide(ends, EndedBySignal(15, stacks=where(dumps, FUTEX)))
     assert len(verdict.details) == 1 and "handles ValueError: bad record in shard 1" in verdict.details[0]
 
 
@@ -327,7 +328,7 @@ def test_the_error_of_a_failed_save_is_named_where_a_signal_ends_the_hang():
     kept = ThreadFailed(1, RUN_AT, "async_save", "OSError", "", chain=(FULL,), save=BackgroundSave(1))
     helpers = helpers_of({1: RankReply(1)}, {1: [kept]}, {})
     dumps = {0: WAITS_FOR_SAVE, 1: IN_BARRIER, 2: WAITS_FOR_SAVE, 3: WAITS_FOR_SAVE}
-    verdict = decide(ends, "interrupted", stacks=dumps, kernel_waits={}, helpers=helpers, signum=15, unheard=True)
+    verdict = decide(ends, EndedBySignal(15, stacks=where(dumps, helpers=helpers), unheard=True))
     after = "after rank 1 (h0)'s background save of step 1 had failed with OSError: [Errno 28] No space left"
     assert verdict.culprits == (1,) and f" into the run, {after}; no rank" in verdict.headline
     (told,) = verdict.details
@@ -342,12 +343,13 @@ def test_a_thread_that_died_is_named_once_with_its_message_and_line():
     ends[1] = replace(ends[1], thread_failures=(dead,))
     helpers = helpers_of({1: RankReply(1)}, {1: [dead]}, {})
     waits = {0: IN_BARRIER, 1: dump("PY/queue.py 202 get\nJOB/train.py 9 load"), 2: IN_BARRIER, 3: IN_BARRIER}
-    for reason, known in (("stall", {}), ("timeout", {}), ("interrupted", {"signum": 15, "unheard": True})):
-        verdict = decide(ends, reason, stacks=waits, helpers=helpers, **known)
+    stacks = where(waits, helpers=helpers)
+    for why in (Stalled(stacks), TimedOut(stacks), EndedBySignal(15, stacks=stacks, unheard=True)):
+        verdict = decide(ends, why)
         text = " ".join(" ".join([verdict.headline, *verdict.details]).split())
         assert "its thread Loader ended with ValueError: bad record in shard 1 (data.py:31 load), and ranks" in text
         assert text.count("Loader") == 1
-    told = decide(ends, "interrupted", signum=15, unheard=True)
+    told = decide(ends, EndedBySignal(15, unheard=True))
     loader = "Loader (ValueError: bad record in shard 1 at data.py:31 load)"
     assert told.details == (f"rank 1 had lost a thread to an exception before: {loader}.",)
 
@@ -360,7 +362,7 @@ def test_what_an_interrupt_ended_is_named_by_what_the_rank_reports():
         ends = [end(rank, 9.0, 130, failure=failed(rank, "", error="KeyboardInterrupt")) for rank in HOSTS]
         failure = replace(ends[2].failure, chain=(*errors, interrupt))
         ends[2] = replace(ends[2], failure=failure, thread_failures=saves)
-        return decide(ends, "interrupted", signum=2)
+        return decide(ends, EndedBySignal(2))
 
     verdict = ended(BAD)
     assert " into the run, while rank 2 (h1) handled ValueError: bad record in shard 1; all ranks" in verdict.headline

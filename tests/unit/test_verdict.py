@@ -6,7 +6,8 @@ import pytest
 from outcomes import ABORT, GLOO, HOSTS, NOW, RUN_AT, START, culprit_ranks, end, failed, raised, stopped, thread, weigh
 
 from jaxrun.analysis.diagnosis.helpers import LostPoolWorker
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import RankFailed
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, is_certain
 from jaxrun.analysis.verdict.decide import decide
 
@@ -191,8 +192,8 @@ def test_a_death_without_any_report_shows_the_end_of_stderr():
 
 @pytest.mark.parametrize(("uses_mpi", "call"), [(True, "(MPI_Abort, or os._exit?)"), (False, "(os._exit?)")])
 def test_a_status_without_an_exception_is_mpi_abort_where_the_program_uses_mpi(uses_mpi, call):
-    outcome = JobOutcome(EndReason.FAILED, (end(1, 5.0, 5), *stopped(0, 2, 3)), run_at=RUN_AT, uses_mpi=uses_mpi)
-    verdict = decide(outcome, HOSTS, started=START, ended=NOW)
+    outcome = JobOutcome(RankFailed(), HOSTS, (end(1, 5.0, 5), *stopped(0, 2, 3)), run_at=RUN_AT, uses_mpi=uses_mpi)
+    verdict = decide(outcome, started=START, ended=NOW)
     assert f"exited with status 5 without an exception {call}, 5.0 s" in verdict.headline
 
 

@@ -4,8 +4,20 @@ import signal
 
 import pytest
 from msgspec.structs import replace
-from outcomes import ABORT, GLOO, RUN_AT, culprit_ranks, decide, end, raised, stopped, weigh
+from outcomes import ABORT, GLOO, RUN_AT, culprit_ranks, decide, end, raised, stopped, weigh, where
 
+from jaxrun.analysis.diagnosis.job_end import (
+    Completed,
+    EarlyExit,
+    EndedBySignal,
+    Preempted,
+    RankFailed,
+    Refused,
+    Stalled,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault
 from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
 
@@ -14,36 +26,35 @@ from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
 
 def test_a_job_that_works_ends_with_0():
     ends = [end(rank, 9.0, 0, finished=True) for rank in range(4)]
-    found = decide(ends, "ok")
+    found = decide(ends, Completed())
     assert (found.outcome, found.exit_code, found.startup, found.run, found.details) == ("ok", 0, 2.0, 10.0, ())
-    late = decide([*ends[:3], end(3, 9.0, -9, finished=True, killed_by_launcher=True)], "ok")
+    late = decide([*ends[:3], end(3, 9.0, -9, finished=True, killed_by_launcher=True)], Completed())
     assert late.details == ("rank 3 had finished the program but did not end, and had to be killed.",)
 
 
 def test_a_failure_is_weighed():
-    assert decide([raised(2, 5.0), *stopped(0, 1, 3)], "failed").culprits == (2,)
-    unknown = decide([end(rank, 9.0, 0, finished=True) for rank in range(4)], "failed")
+    assert decide([raised(2, 5.0), *stopped(0, 1, 3)], RankFailed()).culprits == (2,)
+    unknown = decide([end(rank, 9.0, 0, finished=True) for rank in range(4)], RankFailed())
     assert (unknown.exit_code, unknown.headline) == (1, "the job failed, but no rank shows why.")
 
 
 @pytest.mark.parametrize(
-    ("reason", "code", "before"),
-    [("refused", 65, "refused to start the program: "), ("usage", 2, ""), ("unavailable", 69, "")],
+    ("why", "code", "before"),
+    [(Refused, 65, "refused to start the program: "), (Unsupported, 2, ""), (Unavailable, 69, "")],
 )
-def test_the_heads_finding_is_shown_unchanged(reason, code, before):
+def test_the_heads_finding_is_shown_unchanged(why, code, before):
     text = "counts differ\n  rank 7  7 devices"
-    verdict = decide(stopped(0, 1, 2, 3), reason, text=text, traceback="T")
-    assert (verdict.outcome, verdict.exit_code, verdict.headline) == (reason, code, before + text)
+    verdict = decide(stopped(0, 1, 2, 3), why(text))
+    assert (verdict.outcome, verdict.exit_code, verdict.headline) == (why.reason, code, before + text)
 
 
 def test_the_output_of_the_launch_command_is_explained():
     ssh_output = "  ssh: Could not resolve hostname h9: Name or service not known"
-    verdict = decide(
-        [], "unavailable", text=f"mpirun ended with status 255 before the job was over; it said:\n{ssh_output}"
-    )
+    text = f"mpirun ended with status 255 before the job was over; it said:\n{ssh_output}"
+    verdict = decide([], Unavailable(text))
     assert verdict.headline.endswith(ssh_output)
     assert verdict.advice.startswith("`getent hosts h9`")
-    assert decide([], "refused", text=ssh_output).advice == ""
+    assert decide([], Refused(ssh_output)).advice == ""
 
 
 DUMP = 'Current thread 0x1f (most recent call first):\n  File "/job/train.py", line 8 in step\n'
@@ -51,7 +62,7 @@ DUMP = 'Current thread 0x1f (most recent call first):\n  File "/job/train.py", l
 
 def test_a_time_limit_shows_where_the_ranks_are():
     ends = [end(0, 3.0, 0, finished=True), *stopped(1, 2, 3)]
-    verdict = decide(ends, "timeout", stacks={1: DUMP, 2: DUMP, 3: DUMP})
+    verdict = decide(ends, TimedOut(where(dict.fromkeys((1, 2, 3), DUMP))))
     assert (verdict.exit_code, verdict.headline) == (124, "not finished within the time limit, --timeout 10 s.")
     assert "3 ranks  1-3  train.py:8 step" in verdict.details[0]
     assert "rank 0 (h0) has finished." in verdict.details[0]
@@ -59,7 +70,7 @@ def test_a_time_limit_shows_where_the_ranks_are():
 
 def test_an_early_exit_names_the_rank_and_where_the_others_wait():
     ends = [end(1, 3.0, 0, finished=True), *stopped(0, 2, 3)]
-    verdict = decide(ends, "early-exit", stacks={0: DUMP, 2: DUMP, 3: DUMP})
+    verdict = decide(ends, EarlyExit(where(dict.fromkeys((0, 2, 3), DUMP))))
     assert verdict.headline.startswith("rank 1 finished (status 0) 7.0 s ago; ranks 0, 2-3 wait in JAX")
     assert (verdict.exit_code, verdict.culprits, set(verdict.victims)) == (124, (1,), {0, 2, 3})
     assert "3 ranks  0, 2-3  train.py:8 step" in verdict.details[0]
@@ -89,7 +100,7 @@ INTERRUPTED = {
 
 @pytest.mark.parametrize(("ends", "known", "code", "by", "then"), INTERRUPTED.values(), ids=INTERRUPTED)
 def test_an_interrupt_names_what_caused_it_and_the_ranks_that_had_to_be_killed(ends, known, code, by, then):
-    verdict = decide(ends, "interrupted", **{"signum": signal.SIGINT, **known})
+    verdict = decide(ends, EndedBySignal(**{"signum": signal.SIGINT, **known}))
     assert (verdict.exit_code, verdict.headline) == (code, f"interrupted by {by} 10.0 s into the run; {then}")
     assert verdict.advice.startswith("tmux or screen keep" if by == CLOSED else "") and bool(verdict.advice) == (
         by == CLOSED
@@ -124,7 +135,7 @@ ENDINGS = {
 @pytest.mark.parametrize(("signum", "name"), [(signal.SIGINT, "Ctrl-C (SIGINT)"), (signal.SIGTERM, "SIGTERM (15)")])
 def test_a_rank_that_fails_while_it_ends_is_the_culprit(ending, headline, signum, name):
     ends = [end(0, 10.0, 0, finished=True), ending, end(2, 10.0, 0, finished=True), *stopped(3)]
-    verdict = decide(ends, "interrupted", signum=signum)
+    verdict = decide(ends, EndedBySignal(signum))
     assert (verdict.headline, verdict.culprits) == (f"{headline} {name}, 10.0 s into the run.", (1,))
     assert verdict.exit_code == (1 if ending.failure else 128 - ending.status)
     assert verdict.traceback == (ending.failure.traceback.rstrip("\n") if ending.failure else "")
@@ -133,13 +144,22 @@ def test_a_rank_that_fails_while_it_ends_is_the_culprit(ending, headline, signum
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_a_rank_that_ends_as_it_was_asked_has_not_failed(ending):
     ends = [end(0, 10.0, 0, finished=True), ending, *stopped(2, 3)]
-    verdict = decide(ends, "interrupted", signum=signal.SIGTERM)
+    verdict = decide(ends, EndedBySignal(signal.SIGTERM))
     assert (verdict.outcome, verdict.exit_code, verdict.culprits) == ("interrupted", 143, ())
 
 
 def test_a_preempted_job_may_be_resumed():
-    verdict = decide([end(rank, 10.0, 0, finished=True) for rank in range(4)], "preempted", signum=signal.SIGTERM)
+    ends = [end(rank, 10.0, 0, finished=True) for rank in range(4)]
+    verdict = decide(ends, Preempted(signal=EndedBySignal(signal.SIGTERM)))
     assert (verdict.exit_code, "SIGTERM (15)" in verdict.headline, "resumed" in verdict.headline) == (75, True, True)
+
+
+def test_a_program_that_stops_as_it_was_asked_is_preempted_though_a_rank_was_lost_before():
+    ends = [end(0, 10.0, 0, finished=True), end(1, 5.0, -signal.SIGKILL)]
+    verdict = decide(ends, Preempted("SIGTERM"), lost=(1,), saved_step=40)
+    asked = "as should_stop had asked (SIGTERM); the job may be resumed from step 40."
+    assert verdict.headline == f"preempted: the program ended with status 0 {asked}"
+    assert "rank 1" in verdict.details[0] and "did not come back" in verdict.details[0]
 
 
 # ---- injected faults
@@ -173,7 +193,7 @@ HARMED = {
 @pytest.mark.parametrize("ends", HARMED.values(), ids=HARMED)
 def test_an_injected_fault_is_the_cause_if_nothing_else_failed(ends):
     ends = [replace(one, injected_faults=dealt("pause", 1.5)) if one.rank == 1 else one for one in ends]
-    verdict = decide(ends, "failed")
+    verdict = decide(ends, RankFailed())
     assert verdict.headline == "rank 1 of 4 on h0 was stopped by SIGSTOP (19), as --chaos asked, 1.5 s into the run."
     assert verdict.culprits == (1,) and verdict.details == () and not verdict.means
     assert verdict.exit_code == (1 if ends[0].failure else 134)
@@ -181,16 +201,16 @@ def test_an_injected_fault_is_the_cause_if_nothing_else_failed(ends):
 
 def test_an_injected_fault_is_named_but_outweighs_no_failure_of_another():
     verdict = decide(
-        [raised(0, 3.0), replace(stopped(1)[0], injected_faults=dealt("pause", 1.5)), *stopped(2, 3)], "failed"
+        [raised(0, 3.0), replace(stopped(1)[0], injected_faults=dealt("pause", 1.5)), *stopped(2, 3)], RankFailed()
     )
     assert verdict.culprits == (0,) and verdict.headline.startswith("rank 0 of 4 on h0 raised ValueError")
     assert verdict.details == ("rank 1 (h0) was stopped by SIGSTOP (19), as --chaos asked, 1.5 s into the run.",)
 
 
-@pytest.mark.parametrize("reason", ["ok", "timeout", "stall", "interrupted"])
-def test_injected_faults_are_named_however_the_job_ends(reason):
+@pytest.mark.parametrize("why", [Completed(), TimedOut(where({})), Stalled(where({})), EndedBySignal(15)])
+def test_injected_faults_are_named_however_the_job_ends(why):
     ends = [end(rank, 5.0, 0, finished=True, injected_faults=dealt("pause", by="its gang")) for rank in range(4)]
-    verdict = decide(ends, reason, signum=15)
+    verdict = decide(ends, why)
     assert verdict.details[0] == (
         "ranks 0-3 (h0, h1) were stopped by SIGSTOP (19), as its gang asked, 2.0 s into the run."
     )
@@ -199,6 +219,8 @@ def test_injected_faults_are_named_however_the_job_ends(reason):
 def test_an_injected_fault_does_not_count_as_a_divergence():
     ahead = Divergence("0-3", 4, (CallGroup((0,), "jit(step)"), CallGroup((1, 2, 3), "jit(other)")))
     ends = [raised(1, 2.1, GLOO, error="JaxRuntimeError"), *stopped(0, 2, 3)]
-    assert decide(ends, "failed", divergences=(ahead,)).outcome == "diverged"
+    assert decide(ends, RankFailed(), divergences=(ahead,)).outcome == "diverged"
     ends[0] = replace(ends[0], injected_faults=dealt("pause"))
-    assert decide(ends, "failed", divergences=(ahead,)).headline.startswith("rank 1 of 4 on h0 was stopped by SIGSTOP")
+    assert decide(ends, RankFailed(), divergences=(ahead,)).headline.startswith(
+        "rank 1 of 4 on h0 was stopped by SIGSTOP"
+    )

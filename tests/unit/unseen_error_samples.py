@@ -2,7 +2,7 @@
 
 from deadlock_samples import FUTEX, dump
 
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.protocol.error_chain import ChainedError, ThreadNotes, format_notes
 
@@ -20,8 +20,8 @@ def noted(text, *, main=None, threads=()):
     return "\n".join(blocks)
 
 
-def snapshot(*dumps, helpers=None, finished=()):
-    return Snapshot(
+def stacks(*dumps, helpers=None, finished=()):
+    return JobStacks(
         time=0.0,
         hosts=dict.fromkeys(range(len(dumps)), "h1"),
         dumps=dict(enumerate(dumps)),
@@ -32,4 +32,4 @@ def snapshot(*dumps, helpers=None, finished=()):
 
 
 def sentences(*dumps, **more):
-    return list(map(str, explain_deadlock(snapshot(*dumps, **more))))
+    return list(map(str, explain_deadlock(stacks(*dumps, **more))))

@@ -32,7 +32,7 @@ from jaxrun.records.document_types import (
 
 if TYPE_CHECKING:
     from jaxrun.analysis.diagnosis.error_choice import HandledError
-    from jaxrun.analysis.diagnosis.snapshot import Snapshot
+    from jaxrun.analysis.diagnosis.job_stacks import JobStacks
     from jaxrun.analysis.verdict.goodput_text import Goodput, Period
     from jaxrun.analysis.verdict.verdict import Verdict
     from jaxrun.frontends.top.view import View
@@ -179,32 +179,32 @@ def stopped(run_dir: Path, verdict: Verdict | None) -> str:
     )
 
 
-def stacks(run_dir: Path, snapshot: Snapshot, text: str) -> str:
+def stacks(run_dir: Path, seen: JobStacks, text: str) -> str:
     """Where all ranks are; `text` is what people are shown."""
     from jaxrun.analysis.diagnosis.stacks import main_stack
     from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 
-    graph = wait_graph_of(snapshot)
+    graph = wait_graph_of(seen)
     ranks = []
-    for rank, host in sorted(snapshot.hosts.items()):
+    for rank, host in sorted(seen.hosts.items()):
         wait = graph.ranks.get(rank)
         state = wait.state if wait is not None else None
-        frames = main_stack(snapshot.dumps.get(rank, "")).frames
+        frames = main_stack(seen.dumps.get(rank, "")).frames
         ranks.append(
             RankStacks(
                 rank=rank,
                 host=host,
-                finished=rank in snapshot.finished,
+                finished=rank in seen.finished,
                 activity=state.activity.name.lower() if state is not None else None,
                 waits_for=tuple(graph.awaited_by(rank)),
-                kernel_wait=snapshot.waits.get(rank, ""),
+                kernel_wait=seen.waits.get(rank, ""),
                 frames=tuple(StackFrameContent(file=one.file, line=one.line, function=one.function) for one in frames),
                 handles=tuple(_handled(error) for error in (state.errors if state is not None else ())),
-                native=(snapshot.natives or {}).get(rank),
+                native=(seen.natives or {}).get(rank),
             )
         )
     run_dir = run_dir.absolute()
-    return format_document(StacksDocument(run_dir=str(run_dir), time=snapshot.time, ranks=tuple(ranks), text=text))
+    return format_document(StacksDocument(run_dir=str(run_dir), time=seen.time, ranks=tuple(ranks), text=text))
 
 
 def _handled(error: HandledError) -> HandledErrorContent:

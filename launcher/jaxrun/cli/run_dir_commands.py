@@ -92,10 +92,10 @@ def _stacks(run_dir: str | None, full: bool, native: bool, as_json: bool) -> int
     from jaxrun.job_client import job_requests, running_job
 
     job = running_job.find_running_job(_path(run_dir), "jaxrun stacks")
-    snapshot = job_requests.request_snapshot(job, native=native)
-    text = job_requests.format_stacks(snapshot, full=full, native=native)
+    stacks = job_requests.request_stacks(job, native=native)
+    text = job_requests.format_stacks(stacks, full=full, native=native)
     if as_json:
-        click.echo(os.fsencode(documents.stacks(job.run_dir, snapshot, text)))
+        click.echo(os.fsencode(documents.stacks(job.run_dir, stacks, text)))
     else:
         _show(text)
     return 0

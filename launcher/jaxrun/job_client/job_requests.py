@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S
-from jaxrun.analysis.diagnosis.snapshot import Overview, Snapshot
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict import stack_text
 from jaxrun.analysis.verdict.verdict import Verdict
@@ -35,19 +36,19 @@ def request_overview(job: RunningJob) -> Overview:
     return _parse(Overview, job.ask(OverviewRequest()))
 
 
-def request_snapshot(job: RunningJob, *, native: bool = False) -> Snapshot:
+def request_stacks(job: RunningJob, *, native: bool = False) -> JobStacks:
     """Return where all ranks are now; with `native`, with C frames. Raises UnavailableError if no answer comes."""
     timeout = ANSWER_TIMEOUT_S + NCCL_TIMEOUT_S + (NATIVE_STACKS_TIMEOUT_S if native else 0.0)
-    return _parse(Snapshot, job.ask(StacksRequest(native), timeout))
+    return _parse(JobStacks, job.ask(StacksRequest(native), timeout))
 
 
-def format_stacks(snapshot: Snapshot, *, full: bool = False, native: bool = False) -> str:
+def format_stacks(stacks: JobStacks, *, full: bool = False, native: bool = False) -> str:
     """Write where all ranks are, in groups; with `full` all frames of each rank, with `native` C frames, too."""
-    if not snapshot.dumps:
+    if not stacks.dumps:
         return "no rank has stacks to show yet"
-    frames = stack_text.format_all_frames(snapshot.dumps, snapshot.hosts) if full else ""
-    natives = stack_text.format_by_text(snapshot.natives or {}, snapshot.hosts) if native else ""
-    return "\n\n".join(filter(None, (stack_text.format_snapshot(snapshot), natives or frames)))
+    frames = stack_text.format_all_frames(stacks.dumps, stacks.hosts) if full else ""
+    natives = stack_text.format_by_text(stacks.natives or {}, stacks.hosts) if native else ""
+    return "\n\n".join(filter(None, (stack_text.describe_stacks(stacks), natives or frames)))
 
 
 def stop(job: RunningJob, *, now: bool, show: Callable[[str], None]) -> Verdict | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentOrder, NextAttempt, RankOrder, Shutdown
@@ -43,10 +43,10 @@ class PrintLine(Struct, frozen=True):
     status: bool = False
 
 
-class PrintSnapshot(Struct, frozen=True):
+class PrintStacks(Struct, frozen=True):
     """Print where the ranks are; `heading` precedes it on the same line."""
 
-    snapshot: Snapshot
+    stacks: JobStacks
     heading: str = ""
 
 
@@ -57,7 +57,7 @@ class PrintStallNotice(Struct, frozen=True):
     is_as_before:  the last notice was about the same, so only the time is new
     """
 
-    snapshot: Snapshot
+    stacks: JobStacks
     idle_s: float
     limit_s: float = 0.0
     is_as_before: bool = False
@@ -191,7 +191,7 @@ Action = (
     | SendToAgents
     | SignalRanks
     | PrintLine
-    | PrintSnapshot
+    | PrintStacks
     | PrintStallNotice
     | PrintLoss
     | AnswerRequest

@@ -16,7 +16,7 @@
                           ◀──────────    StartAgain             (answered by WorkerSpawned)
     RankReply             ◀─────────▶    RankQuery
     ProgramDetailsReply   ◀─────────▶    ProgramDetailsRequest
-    RecorderSnapshot      ──────────▶                           (as the program ends)
+    FlightAtEnd      ──────────▶                           (as the program ends)
     ClockReply            ◀─────────▶    ClockProbe
     AgentSignalled        ──────────▶
     WorkerExited, StartFailed ───────▶
@@ -30,7 +30,7 @@ NextAttempt. AgentEvents are about the agent and its host, WorkerEvents about on
 agent; a RankOrder is for all of its ranks or, inside a ToRanks, for some of them.
 
 Messages of worker_messages.py pass in both directions meanwhile. Times are seconds since the epoch on the sender's
-clock. With the local backend, agent and head are in one process, and pass each other the values themselves.
+clock. With the local backend, agents and head are in one process, and pass each other the values themselves.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from jaxrun.protocol.forkserver_messages import Preloaded
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.probe_messages import FabricFacts, HostFacts, Machine, PeerResults, ProbePeers
-from jaxrun.protocol.snapshot_messages import (
+from jaxrun.protocol.query_messages import (
+    FlightAtEnd,
     ProgramDetailsReply,
     ProgramDetailsRequest,
     RankQuery,
     RankReply,
-    RecorderSnapshot,
 )
 from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedCopied
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
@@ -144,6 +144,7 @@ class AgentReport(Message, frozen=True):
     lacks_environment:      whether the environment of the job is still to be copied to this host; the agent reports
                             again once it is there
     lacks_directory:        whether its workers start in a copy of `directory`, which this host does not have
+    simulated_boot_id:      the boot id that its ranks take for their host's, if `host` is simulated; empty if it is not
     """
 
     agent: AgentId
@@ -166,6 +167,7 @@ class AgentReport(Message, frozen=True):
     check_failure: str = ""
     lacks_environment: bool = False
     lacks_directory: bool = False
+    simulated_boot_id: str = ""
 
 
 class StartWorker(HidesFields, frozen=True, forbid_unknown_fields=True):
@@ -363,7 +365,7 @@ class Shutdown(Message, frozen=True):
 
 AgentEvent = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerResults | StagedCopied | ClockReply
 _OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
-WorkerEvent = _OfWorker | MemoryShortage | RankReply | RecorderSnapshot | ProgramDetailsReply
+WorkerEvent = _OfWorker | MemoryShortage | RankReply | FlightAtEnd | ProgramDetailsReply
 HostTask = ProbePeers | CopyStaged  # done before the workers start
 AgentOrder = HostTask | StartWorkers | ClockProbe
 WorkerOrder = InjectFault | StartAgain | RankQuery | ProgramDetailsRequest | AgentToWorker

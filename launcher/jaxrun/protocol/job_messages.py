@@ -41,7 +41,7 @@ class Greeting(Message, frozen=True, forbid_unknown_fields=False):
 
 
 class StacksRequest(Message, frozen=True):
-    """Where are all ranks now? Answered by the fields of a Snapshot; `native`: with C frames."""
+    """Where are all ranks now? Answered by the fields of a JobStacks; `native`: with C frames."""
 
     native: bool = False
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from jaxrun.protocol.error_chain import ErrorChain
-from jaxrun.protocol.snapshot_messages import ChildProcess, RankReply
+from jaxrun.protocol.query_messages import ChildProcess, RankReply
 from jaxrun.protocol.worker_messages import ThreadFailed
 
 

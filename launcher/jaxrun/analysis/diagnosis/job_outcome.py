@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 import signal
 from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from jaxrun.analysis.diagnosis.helpers import Helpers, LostPoolWorker
+from jaxrun.analysis.diagnosis.helpers import LostPoolWorker
+from jaxrun.analysis.diagnosis.job_end import End, EndedBySignal, Preempted
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.nccl_report import NcclReport
 from jaxrun.protocol.worker_messages import Failed, ThreadFailed
 from jaxrun.spec.job.fault_spec import KILL, PAUSE, FaultSpec
 from jaxrun.text import format_signal
@@ -104,97 +103,55 @@ class RankReturn(Struct, frozen=True):
         return self.back_at - self.worker.time
 
 
-class EndReason(enum.StrEnum):
-    """Why a job ended."""
-
-    OK = "ok"
-    FAILED = "failed"  # a worker failed
-    REFUSED = "refused"  # the processes differ from each other, or from what was asked for
-    USAGE = "usage"  # the platform that the agents found does not allow what was asked for
-    UNAVAILABLE = "unavailable"  # something that the job needs could not be started or reached
-    TIMEOUT = "timeout"
-    STALL = "stall"
-    DIVERGED = "diverged"  # ended because the ranks were found out of step
-    OUT_OF_STEP = "out-of-step"  # all programs ended well, but the ranks were found out of step
-    EARLY_EXIT = "early-exit"  # some ranks have finished, and the others wait for them
-    INTERRUPTED = "interrupted"
-    PREEMPTED = "preempted"  # told to stop, and all ranks ended well afterwards; with --requeue, or were killed
-    GROWN = "grown"  # told to stop because more hosts are available
-
-
-_STOPPED = (EndReason.PREEMPTED, EndReason.INTERRUPTED)
-
-
 class JobOutcome(Struct, frozen=True):
-    """How the job ended, as decided by the head; the verdict is made from it.
+    """How an attempt to run the job ended: why, and the facts of the run. The verdict is made from it.
 
-    workers:                         each worker's outcome
-    text, traceback:                 details of `reason`
-    stacks, kernel_waits, flights, helpers:   by rank, what the snapshot showed that led to the end
-    late_stacks, late_waits:         by rank, where ranks were that had not ended in time after a signal
-    platform:                        of the devices in that snapshot; empty if irrelevant
-    nccl:                            what NCCL's own service answered then; None if it was not asked
-    decided_at, run_at:              when the end was decided, and when the program started; seconds since the epoch
-    divergences:                     the calls in which the ranks were seen out of step, the first one first
-    unheard:                         no rank listens to the signal that ended the job
-    unanswered:                      ranks that were killed, but whose end nobody reported in time
-    lost:                            ranks without which the others went on (--keep-survivors)
-    returns:                         ranks that were lost and came back while the others went on, in order
-    started_again:                   how many times lost ranks were started again alone, whether they came back or not
-    is_explained:                    the screen has shown who waits for whom, as these stacks show it
-    shown_divergences:               the divergences that have been printed already
-    raised_divergences:              the divergences that ranks were told about and raise as an exception
-    straggler:                       the rank or host that slowed the others down, if there was one
-    stop_requested:                  someone also asked to stop the job
-    faults_left:                     the faults of --chaos that were not injected
-    failed_checks:                   the reason why a host failed --host-check, by the rank that checked it
-    lost_early:                      why a host was lost that had reported, but not started its workers, by rank
-    drained:                         agents whose pods go away, if nothing else ended the job; 0 for the head's pod
-    not_back:                        the ranks of the hosts for which the attempt has waited in vain (--wait-hosts)
-    saved_step:                      the last step whose checkpoint the program reported as complete
-    uses_mpi:                        whether the program uses the MPI that started its ranks
+    hosts:                the host of each rank, as far as it was known
+    workers:              each worker's outcome; empty if the head has not run
+    run_at:               when the program started; seconds since the epoch
+    decided_at:           when the end was decided; None if all programs ended by themselves
+    flights:              what the flight recorders held when the end was decided, by rank
+    divergences:          the calls in which the ranks were seen out of step, the first one first
+    shown_divergences:    the divergences that have been printed already
+    raised_divergences:   the divergences that ranks were told about and raise as an exception
+    straggler:            the rank or host that slowed the others down, if there was one
+    unanswered:           ranks that were killed, but whose end nobody reported in time
+    lost:                 ranks without which the others went on (--keep-survivors)
+    returns:              ranks that were lost and came back while the others went on, in order
+    started_again:        how many times lost ranks were started again, whether they came back or not
+    drained:              agents whose pods go away; 0 for the head's pod
+    stop_requested:       someone asked to stop the job, possibly while it was already ending
+    saved_step:           the last step whose checkpoint the program reported as complete
+    faults_left:          the faults of --chaos that were not injected
+    uses_mpi:             whether the program uses the MPI that started its ranks
     """
 
-    reason: EndReason
+    end: End
+    hosts: Mapping[int, str] = field(default_factory=dict)
     workers: tuple[WorkerOutcome, ...] = ()
-    text: str = ""
-    traceback: str = ""
-    stacks: Mapping[int, str] = field(default_factory=dict)
-    kernel_waits: Mapping[int, str] = field(default_factory=dict)
-    late_stacks: Mapping[int, str] = field(default_factory=dict)
-    late_waits: Mapping[int, str] = field(default_factory=dict)
-    flights: Mapping[int, Flight] = field(default_factory=dict)
-    platform: str = ""
-    helpers: Mapping[int, Helpers] | None = None
-    signum: int = 0
-    decided_at: float | None = None
     run_at: float | None = None
+    decided_at: float | None = None
+    flights: Mapping[int, Flight] = field(default_factory=dict)
     divergences: tuple[Divergence, ...] = ()
-    unheard: bool = False
+    shown_divergences: tuple[Divergence, ...] = ()
+    raised_divergences: tuple[Divergence, ...] = ()
+    straggler: Straggler | None = None
     unanswered: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     returns: tuple[RankReturn, ...] = ()
     started_again: int = 0
-    is_explained: bool = False
-    shown_divergences: tuple[Divergence, ...] = ()
-    raised_divergences: tuple[Divergence, ...] = ()
-    straggler: Straggler | None = None
-    stop_requested: bool = False
-    faults_left: tuple[FaultSpec, ...] = ()
-    failed_checks: Mapping[int, str] = field(default_factory=dict)
-    lost_early: Mapping[int, str] = field(default_factory=dict)
     drained: frozenset[AgentId] = frozenset()
-    not_back: tuple[int, ...] = ()
+    stop_requested: bool = False
     saved_step: int | None = None
+    faults_left: tuple[FaultSpec, ...] = ()
     uses_mpi: bool = False
-    nccl: NcclReport | None = None
 
     @property
     def waits_for_pods(self) -> bool:
         """Whether the attempt is over because pods go away, whose places others take; the head's pod stays."""
-        return self.reason in _STOPPED and bool(self.drained) and AgentId(0) not in self.drained
+        return isinstance(self.end, EndedBySignal | Preempted) and bool(self.drained) and not self.head_leaves
 
     @property
     def head_leaves(self) -> bool:
         """Whether the pod of the head goes away, so that the job continues with the head of another pod."""
-        return self.reason in _STOPPED and AgentId(0) in self.drained
+        return isinstance(self.end, EndedBySignal | Preempted) and AgentId(0) in self.drained

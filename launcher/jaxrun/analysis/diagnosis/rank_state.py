@@ -28,7 +28,7 @@ from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack
 from jaxrun.lazy_pattern import lazy_pattern
 from jaxrun.protocol.error_chain import GET_KEY, GET_KEY_BYTES, CoordinationWait
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.protocol.query_messages import ProcessState
 
 
 class Activity(enum.Enum):
@@ -195,21 +195,17 @@ def find_rank_states(
 
 
 def _with_helpers(state: RankState, dump: str, helpers: Helpers) -> RankState:
-    waits_for_queue = state.activity is Activity.DATA and state.call == "queue.get"
-    if not any(_POOL.search(frame.file) for frame in stacks.main_stack(dump).frames):
+    main = stacks.main_stack(dump)
+    if not any(_POOL.search(frame.file) for frame in main.frames):
         helpers = replace(helpers, lost_workers=())  # it does not wait for a pool
-    has_none = not (helpers.live_children or helpers.any_dead or _has_other_threads(dump))
-    is_alone = waits_for_queue and has_none
+    is_alone = False
+    if state.activity is Activity.DATA and state.call == "queue.get":
+        others = [stack for stack in stacks.parse_dump(dump) if stack != main]
+        has_threads = any(not frame.is_scaffold for stack in others for frame in stack.frames)  # but jaxrun's own
+        is_alone = not (helpers.live_children or helpers.any_dead or has_threads)
     left = find_failed_save(helpers.failed_saves)
     errors = state.errors if state.errors or left is None else (left,)
     return replace(state, helpers=helpers, is_alone=is_alone, errors=errors)
-
-
-def _has_other_threads(dump: str) -> bool:
-    """Whether any thread except the main one does something else than jaxrun's own threads."""
-    main = stacks.main_stack(dump)
-    others = (stack for stack in stacks.parse_dump(dump) if stack != main)
-    return any(not frame.is_scaffold for stack in others for frame in stack.frames)
 
 
 def find_rank_state(rank: int, dump: str, wait: str, places: Collection[str] = ()) -> RankState:
@@ -273,15 +269,17 @@ def find_kernel_activity(rank: int, wait: str, *, known: bool = False) -> Activi
 
 
 def _program_frame(stack: Stack) -> int:
-    """The index of the program's innermost frame, or of a library's innermost frame if the program has none."""
-    plain = stack.programs or [frame for frame in stack.frames if _is_plain_library(frame)]
-    return stack.frames.index(plain[0]) if plain else 0
+    """The index of the program's innermost frame, or of a library's innermost frame if the program has none.
 
-
-def _is_plain_library(frame: Frame) -> bool:
-    if frame.is_jax or frame.is_scaffold or _PACKAGE not in frame.file:
-        return False
-    return not any(pattern.search(f"{frame.file} {frame.function}") for _, _, pattern in _RULES)
+    A library counts that is not JAX, and about which no rule says what a rank does in it.
+    """
+    if stack.programs:
+        return stack.frames.index(stack.programs[0])
+    for index, frame in enumerate(stack.frames):
+        is_library = _PACKAGE in frame.file and not frame.is_jax and not frame.is_scaffold
+        if is_library and not any(rule.search(f"{frame.file} {frame.function}") for _, _, rule in _RULES):
+            return index
+    return 0
 
 
 def _name(called: Sequence[Frame]) -> str:

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.error_choice import HandledError
 from jaxrun.analysis.diagnosis.helpers import Helpers
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState, find_rank_states
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.lockstep.joint_waits import MissingRanks, find_missing_ranks
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight
@@ -161,18 +161,18 @@ def find_wait_graph(
     return WaitGraph(ranks, frozenset(finished), joint)
 
 
-def wait_graph_of(snapshot: Snapshot, finished: Collection[int] | None = None) -> WaitGraph:
-    """Return the picture of a snapshot; `finished`, if given, replaces the snapshot's finished ranks."""
+def wait_graph_of(stacks: JobStacks, finished: Collection[int] | None = None) -> WaitGraph:
+    """Return the picture that these stacks show; `finished`, if given, replaces their finished ranks."""
     graph = find_wait_graph(
-        snapshot.flights,
-        snapshot.dumps,
-        snapshot.waits,
-        snapshot.helpers,
-        snapshot.finished if finished is None else finished,
+        stacks.flights,
+        stacks.dumps,
+        stacks.waits,
+        stacks.helpers,
+        stacks.finished if finished is None else finished,
     )
-    if not snapshot.by_signal:
+    if not stacks.by_signal:
         return graph
-    ranks = {rank: _without_errors(wait, snapshot.by_signal) for rank, wait in graph.ranks.items()}
+    ranks = {rank: _without_errors(wait, stacks.by_signal) for rank, wait in graph.ranks.items()}
     return replace(graph, ranks=ranks)
 
 

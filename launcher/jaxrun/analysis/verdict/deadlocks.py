@@ -1,6 +1,6 @@
 """Explains the common deadlocks, each in one sentence: which rank does what, where, and what to do about it.
 
-A snapshot of a healthy job may show the same for a moment, so the sentences only say what the ranks do.
+The stacks of a healthy job may show the same for a moment, so the sentences only say what the ranks do.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import ACTIVITY_WORDS, WAITING, Activity, RankState
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Ending
-from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, wait_graph_of
+from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.analysis.lockstep.joint_waits import MissingRanks
 from jaxrun.analysis.verdict.error_text import describe_handled, describe_wait
 from jaxrun.analysis.verdict.lost_helpers import describe_lost
 from jaxrun.protocol.flight import Flight, parse_group
-from jaxrun.protocol.snapshot_messages import ChildProcess
 from jaxrun.text import agree, format_ranks, format_ranks_on_hosts, group_alike
 
 # Activities that other ranks wait for, and advice for each; the most likely cause of a deadlock comes first.
@@ -110,7 +109,7 @@ class DeadlockCause(Struct, frozen=True):
 
 
 class _JobState(Struct, frozen=True):
-    """The activity of each unfinished rank, and the finished ranks; the other fields are the snapshot's."""
+    """The activity of each unfinished rank, and the finished ranks; the other fields are those of JobStacks."""
 
     ranks: Mapping[int, RankState]
     hosts: Mapping[int, str]
@@ -132,13 +131,15 @@ class _JobState(Struct, frozen=True):
         return f"{agree('has', len(ranks))} {f'raised {errors.pop()}' if errors and all(errors) else 'finished'}"
 
 
-def explain_deadlock(snapshot: Snapshot) -> tuple[DeadlockCause, ...]:
+def explain_deadlock(stacks: JobStacks) -> tuple[DeadlockCause, ...]:
     """Return at most two explanations of why the job makes no progress; empty if nothing is certain enough."""
-    graph = wait_graph_of(snapshot)
+    graph = wait_graph_of(stacks)
     busy, idle = graph.busy_states, graph.states.keys() - graph.busy_states.keys()
     ended = tuple(sorted((graph.finished - graph.states.keys()) | idle))
-    job = _JobState(busy, snapshot.hosts, ended, snapshot.flights, snapshot.platform, snapshot.raised, snapshot.time)
-    joint = [_describe_joint_wait(job, waits) for waits in _standing_joint_waits(job, graph)]
+    job = _JobState(busy, stacks.hosts, ended, stacks.flights, stacks.platform, stacks.raised, stacks.time)
+    in_joint_calls = set(job.doing(Activity.JOINT_CALL))
+    standing = [waits for waits in graph.joint_waits if in_joint_calls.issuperset(waits.waiting)]  # by the stacks, too
+    joint = [_describe_joint_wait(job, waits) for waits in sorted(standing, key=lambda waits: waits.since)]
     errors = list(_explain_errors(job))
     if errors and (job.finished or any(not state.errors for state in job.ranks.values())):
         return tuple([*errors, *joint])[:_MAX_EXPLANATIONS]
@@ -183,13 +184,6 @@ def _explain_stacks(job: _JobState) -> Iterator[DeadlockCause]:
     return _causes(job, waiting)
 
 
-def _standing_joint_waits(job: _JobState, graph: WaitGraph) -> list[MissingRanks]:
-    """Return the waits in joint functions that the ranks' stacks confirm, longest first."""
-    waiting = set(job.doing(Activity.JOINT_CALL))
-    found = [waits for waits in graph.joint_waits if waiting >= set(waits.waiting)]
-    return sorted(found, key=lambda waits: waits.since)
-
-
 def _describe_joint_wait(job: _JobState, waits: MissingRanks) -> DeadlockCause:
     """Write `rank 0 waits in jaxrun_runtime.snapshot (t.py:9 main) for rank 1, which has not called it: …`."""
     who = f"{job.names(waits.waiting)} {agree('waits', len(waits.waiting))}"
@@ -215,9 +209,13 @@ def _describe_missing(job: _JobState, group: tuple[int, ...]) -> str:
 def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]:
     """Yield the causes if some ranks do not wait in JAX."""
     others = tuple(rank for rank in job.ranks if rank not in waiting)
-    groups = sorted(_group(job, others), key=lambda group: (_weight(job, group), len(group), group))
+    by_weight = [*_ADVICE, *Activity]
+    groups = sorted(
+        _group(job, others), key=lambda group: (by_weight.index(job.ranks[group[0]].activity), len(group), group)
+    )
     explained = [group for group in groups if _is_notable(job, group, waiting)]
-    if len(waiting) == 1 and len(others) + len(job.finished) > 1 and not _is_stuck(job, explained):
+    is_stuck = any(job.ranks[group[0]].activity not in _TEMPORARY for group in explained)  # not without help
+    if len(waiting) == 1 and len(others) + len(job.finished) > 1 and not is_stuck:
         yield _describe_lone_waiter(job, waiting, others)
         return
     for number, group in enumerate(explained):
@@ -228,11 +226,6 @@ def _causes(job: _JobState, waiting: tuple[int, ...]) -> Iterator[DeadlockCause]
         brief = f"{job.names(elsewhere)} {agree('is', len(elsewhere))} not in JAX but at {where}"
         what = f"{brief}, and {_describe_waiting(job, waiting, elsewhere)}"
         yield DeadlockCause(what, "is this code slow, or in an endless loop?", brief=brief)
-
-
-def _is_stuck(job: _JobState, groups: Sequence[tuple[int, ...]]) -> bool:
-    """Whether one of these groups cannot continue without help."""
-    return any(job.ranks[group[0]].activity not in _TEMPORARY for group in groups)
 
 
 def _is_notable(job: _JobState, group: tuple[int, ...], waiting: tuple[int, ...]) -> bool:
@@ -250,7 +243,8 @@ def _describe_cause(job: _JobState, group: tuple[int, ...], waiting: tuple[int, 
     if where.ending is not None:
         return _describe_ending(job, group, where.ending, waiting)
     does, advice = _words(where), _ADVICE[where.activity]
-    if where.call.startswith(_FORKING) and any(_has_forks(job.ranks[rank]) for rank in group):
+    children = [child for rank in group for child in job.ranks[rank].helpers.live_children]
+    if where.call.startswith(_FORKING) and any(child.is_fork for child in children):
         advice = _FORK_ADVICE
     call = f" ({where.call})" if where.call and where.activity is not Activity.COMPILING else ""
     place = f" at {where.place}" if where.place else ""
@@ -278,10 +272,6 @@ def _advise_on_lost(state: RankState) -> str:
     return _DEAD_ADVICE if state.has_lost else _ALONE_ADVICE
 
 
-def _has_forks(state: RankState) -> bool:
-    return any(child.is_fork for child in state.helpers.live_children)
-
-
 def _not_compiling(job: _JobState, group: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ranks that this group's compilers wait for: ranks of the program's GPUs that are not compiling.
 
@@ -303,20 +293,14 @@ def _describe_ending(job: _JobState, group: tuple[int, ...], ending: Ending, wai
     """Describe ranks whose program has ended: `rank 0 is at its end, but is still in its exit handler t.py:5 flush`."""
     where = job.ranks[group[0]]
     does, advice = _ENDINGS[ending]
-    shown = {
-        Ending.THREADS: _list(where.other_threads),
-        Ending.CHILDREN: _list(
-            _unique(_name_child(child) for r in group for child in job.ranks[r].helpers.live_children)
-        ),
-    }.get(ending, "")
+    shown = _list(where.other_threads) if ending is Ending.THREADS else ""
+    if ending is Ending.CHILDREN:
+        children = [child for rank in group for child in job.ranks[rank].helpers.live_children]
+        shown = _list(_unique(f"process {one.pid}{f' ({one.command})' if one.command else ''}" for one in children))
     place = f" {where.place}" if where.place else f": {shown}" if shown else ""
     and_others = f", and {_describe_waiting(job, waiting, group)}" if waiting else ""
     brief = f"{job.names(group)} {agree('is at its end', len(group))}, but {agree(does, len(group))}{place}"
     return DeadlockCause(f"{brief}{and_others}", advice, brief=brief)
-
-
-def _name_child(child: ChildProcess) -> str:
-    return f"process {child.pid}{f' ({child.command})' if child.command else ''}"
 
 
 def _describe_lone_waiter(job: _JobState, waiting: tuple[int, ...], others: tuple[int, ...]) -> DeadlockCause:
@@ -365,11 +349,6 @@ def _group(job: _JobState, ranks: Iterable[int]) -> list[tuple[int, ...]]:
         r: (s.activity, s.place, s.call, s.wait, s.ending, describe_lost([s], pid=False)) for r, s in states.items()
     }
     return [alike for _, alike in group_alike(kinds)]
-
-
-def _weight(job: _JobState, group: tuple[int, ...]) -> int:
-    doing = job.ranks[group[0]].activity
-    return [*_ADVICE, *Activity].index(doing)
 
 
 def _describe_waiting(job: _JobState, waiting: tuple[int, ...], for_whom: Sequence[int]) -> str:

@@ -13,7 +13,22 @@ n          the culprit's own status, or 128 + its signal; 1 if it has no status
 
 from __future__ import annotations
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_end import (
+    Completed,
+    Diverged,
+    EarlyExit,
+    EndedBySignal,
+    Grown,
+    OutOfStep,
+    Preempted,
+    RankFailed,
+    Refused,
+    Stalled,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, find_failed_endings, find_first_failure
 from jaxrun.errors import (
     EXIT_NOT_UNIFORM,
@@ -26,29 +41,29 @@ from jaxrun.errors import (
 from jaxrun.protocol.worker_messages import WorkerStage
 
 _EXIT_FAILED = 1
-_EXIT_CODES = {
-    EndReason.OK: 0,
-    EndReason.DIVERGED: _EXIT_FAILED,
-    EndReason.OUT_OF_STEP: _EXIT_FAILED,
-    EndReason.REFUSED: EXIT_NOT_UNIFORM,
-    EndReason.USAGE: EXIT_USAGE,
-    EndReason.UNAVAILABLE: EXIT_UNAVAILABLE,
-    EndReason.TIMEOUT: EXIT_TIMEOUT,
-    EndReason.STALL: EXIT_TIMEOUT,
-    EndReason.EARLY_EXIT: EXIT_TIMEOUT,
-    EndReason.PREEMPTED: EXIT_PREEMPTED,
-    EndReason.GROWN: EXIT_PREEMPTED,  # if no attempt follows
-}
 
 
 def exit_code(outcome: JobOutcome) -> int:
-    if outcome.reason is EndReason.INTERRUPTED:
-        if failed := find_failed_endings(outcome.workers, outcome.signum):
-            return _of_worker(find_first_failure(failed))
-        return EXIT_SIGNAL_BASE + outcome.signum
-    if outcome.reason is EndReason.FAILED:
-        return _of_worker(find_first_failure(outcome.workers)) if find_culprits(outcome.workers) else _EXIT_FAILED
-    return _EXIT_CODES[outcome.reason]
+    match outcome.end:
+        case Completed():
+            return 0
+        case RankFailed():
+            return _of_worker(find_first_failure(outcome.workers)) if find_culprits(outcome.workers) else _EXIT_FAILED
+        case EndedBySignal(signum=signum):
+            failed = find_failed_endings(outcome.workers, signum)
+            return _of_worker(find_first_failure(failed)) if failed else EXIT_SIGNAL_BASE + signum
+        case Diverged() | OutOfStep():
+            return _EXIT_FAILED
+        case Refused():
+            return EXIT_NOT_UNIFORM
+        case Unsupported():
+            return EXIT_USAGE
+        case Unavailable():
+            return EXIT_UNAVAILABLE
+        case TimedOut() | Stalled() | EarlyExit():
+            return EXIT_TIMEOUT
+        case Preempted() | Grown():  # grown: if no attempt follows
+            return EXIT_PREEMPTED
 
 
 def _of_worker(worker: WorkerOutcome) -> int:

@@ -14,7 +14,25 @@ from itertools import takewhile
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_end import (
+    Completed,
+    Diverged,
+    EarlyExit,
+    EndedBySignal,
+    Grown,
+    HostCheckFailed,
+    HostsNotBack,
+    LostAtStart,
+    OutOfStep,
+    Preempted,
+    RankFailed,
+    Refused,
+    Stalled,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits, find_first_failure
 from jaxrun.analysis.verdict.exit_code import exit_code
 from jaxrun.errors import EXIT_PREEMPTED
@@ -28,7 +46,7 @@ _EXCEPTION, _LOST, _STALL = "exceptions and exit codes", "lost", "stall"
 _HOST_CHECK = "host check"  # no program has run, and another host may replace this one
 _NOT_BACK = "host not back"  # no program has run: the loss of the host was counted already
 _DRAINED = "pod drained"  # by the cluster, as often as it likes
-_NOT_COUNTED = (_HOST_CHECK, _NOT_BACK, _DRAINED, EndReason.GROWN)
+_NOT_COUNTED = (_HOST_CHECK, _NOT_BACK, _DRAINED, Grown.reason)
 _HEAD_LEAVES = "this pod goes away; the other pods keep the job for the one that takes its place (--wait-hosts)"
 
 
@@ -50,7 +68,7 @@ def decide_restart(
     """Decide what follows the last attempt of the history, which begins with attempt number `first_attempt`."""
     last = history[-1]
     is_counted = last.kind not in _NOT_COUNTED
-    if last.kind == EndReason.OK or not (max_restarts or last.kind == _HOST_CHECK):
+    if last.kind == Completed.reason or not (max_restarts or last.kind == _HOST_CHECK):
         return Stop()
     if last.hopeless:
         return Stop(last.hopeless)
@@ -82,26 +100,40 @@ def _summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
         return AttemptEnd(_DRAINED, saved_step=saved)
     if outcome.head_leaves:
         return AttemptEnd(_DRAINED, hopeless=_HEAD_LEAVES, saved_step=saved)
-    match outcome.reason:
-        case EndReason.OK | EndReason.GROWN:
-            return AttemptEnd(outcome.reason, saved_step=saved)
-        case EndReason.STALL:
+
+    def over(why_hopeless: str = "") -> AttemptEnd:
+        return AttemptEnd(outcome.end.reason, hopeless=why_hopeless, saved_step=saved)
+
+    match outcome.end:
+        case Completed() | Grown():
+            return over()
+        case OutOfStep():
+            return over("the program has run to its end")
+        case Refused() | Unsupported():
+            return over("the job would be refused again")
+        case TimedOut():
+            return over("--timeout counts over all attempts")
+        case EndedBySignal() | Preempted():
+            return over("someone asked to stop the job")
+        case Stalled():
             end = AttemptEnd(_STALL, saved_step=saved)
-        case EndReason.EARLY_EXIT:
+        case EarlyExit():
             end = AttemptEnd(_EXCEPTION, AlikeFailure(), saved_step=saved)
-        case EndReason.DIVERGED:
+        case Diverged():
             place = f" at {outcome.divergences[0].title}"
             end = AttemptEnd(_EXCEPTION, AlikeFailure(place=place), saved_step=saved)
-        case EndReason.FAILED if find_culprits(outcome.workers):
+        case RankFailed():
+            if not find_culprits(outcome.workers):
+                return over("no rank shows why it failed")
             end = _summarize_failure(outcome)
-        case EndReason.UNAVAILABLE if outcome.failed_checks:
+        case HostCheckFailed():
             end = AttemptEnd(_HOST_CHECK, saved_step=saved)
-        case EndReason.UNAVAILABLE if outcome.not_back:
+        case HostsNotBack():
             end = AttemptEnd(_NOT_BACK, saved_step=saved)
-        case EndReason.UNAVAILABLE if has_run_before or outcome.run_at is not None or outcome.lost_early:
+        case Unavailable():
+            if not (has_run_before or outcome.run_at is not None or isinstance(outcome.end, LostAtStart)):
+                return over("the job could not be started at all")
             end = AttemptEnd(_LOST, saved_step=saved)
-        case _:
-            return AttemptEnd(outcome.reason, hopeless=_HOPELESS_ENDS[outcome.reason], saved_step=saved)
     if outcome.stop_requested:
         return AttemptEnd(end.kind, hopeless="someone asked to stop the job meanwhile", saved_step=saved)
     return end
@@ -119,18 +151,6 @@ def stall_patience(history: Sequence[AttemptEnd]) -> int:
 def lost_with_head(saved_step: int | None, *, left: bool = False) -> AttemptEnd:
     """What counts of the end of an attempt whose head was lost, so that nobody has summarized it, or has `left`."""
     return AttemptEnd(_DRAINED if left else _LOST, saved_step=saved_step)
-
-
-_HOPELESS_ENDS = {
-    EndReason.OUT_OF_STEP: "the program has run to its end",
-    EndReason.FAILED: "no rank shows why it failed",
-    EndReason.REFUSED: "the job would be refused again",
-    EndReason.USAGE: "the job would be refused again",
-    EndReason.UNAVAILABLE: "the job could not be started at all",
-    EndReason.TIMEOUT: "--timeout counts over all attempts",
-    EndReason.INTERRUPTED: "someone asked to stop the job",
-    EndReason.PREEMPTED: "someone asked to stop the job",
-}
 
 
 def _allowed(restart_on: str) -> tuple[str, ...]:

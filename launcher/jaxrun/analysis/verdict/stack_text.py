@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.error_choice import find_handled_errors
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import ACTIVITY_WORDS, Activity
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import Ending, Frame, Stack, crashed_stack, main_stack
 from jaxrun.analysis.lockstep.progress import format_progress
 from jaxrun.analysis.lockstep.straggler import Straggler
@@ -17,7 +17,7 @@ from jaxrun.analysis.verdict.deadlocks import explain_deadlock
 from jaxrun.analysis.verdict.error_text import format_error, format_frames
 from jaxrun.analysis.verdict.nccl_text import describe_nccl
 from jaxrun.protocol.flight import parse_group
-from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.protocol.query_messages import ProcessState
 from jaxrun.stack_frames import is_ours
 from jaxrun.terminal import wrap_prose
 from jaxrun.text import (
@@ -69,51 +69,51 @@ class Place(Struct, frozen=True):
         return f"{self.line}{separator}in {self.inside}" if self.inside else self.line
 
 
-def format_snapshot(snapshot: Snapshot, *, is_told: bool = False) -> str:
+def describe_stacks(stacks: JobStacks, *, is_told: bool = False) -> str:
     """Write who waits for whom, which ranks are where, and who slows the job down; empty if no rank has stacks.
 
     is_told:  a headline has said who waits for whom, so only the advice about it is left
     """
-    places = format_places(snapshot)
+    places = format_places(stacks)
     if not places:
         return ""
-    causes = explain_deadlock(snapshot)
+    causes = explain_deadlock(stacks)
     explanations = [causes[0].advice, *map(str, causes[1:])] if is_told and causes else map(str, causes)
-    sentences = filter(None, [*explanations, *describe_nccl(snapshot.nccl, snapshot.hosts)])
-    slow = [f"{format_straggler(snapshot.straggler, snapshot.hosts)}."] if snapshot.straggler is not None else []
+    sentences = filter(None, [*explanations, *describe_nccl(stacks.nccl, stacks.hosts)])
+    slow = [f"{format_straggler(stacks.straggler, stacks.hosts)}."] if stacks.straggler is not None else []
     return "\n".join([*map(wrap_prose, sentences), places, *map(wrap_prose, slow)])
 
 
-def format_places(snapshot: Snapshot) -> str:
+def format_places(stacks: JobStacks) -> str:
     """Write which ranks are where, and how many calls each has made; empty if no rank has stacks."""
-    flights = snapshot.flights
+    flights = stacks.flights
 
     def calls(ranks: Iterable[int]) -> str:
         known = {rank: flights[rank] for rank in ranks if rank in flights}
-        return format_progress(known, len(snapshot.hosts), snapshot.time)
+        return format_progress(known, len(stacks.hosts), stacks.time)
 
-    is_explained = bool(explain_deadlock(snapshot))
+    is_explained = bool(explain_deadlock(stacks))
     groups = format_groups(
-        snapshot.dumps, snapshot.hosts, snapshot.waits, calls, snapshot.raised, names_outliers=not is_explained
+        stacks.dumps, stacks.hosts, stacks.waits, calls, stacks.raised, names_outliers=not is_explained
     )
-    if not groups or not snapshot.finished:
+    if not groups or not stacks.finished:
         return groups
-    have, made = agree("has", len(snapshot.finished)), calls(snapshot.finished)
-    who = format_ranks_on_hosts(snapshot.finished, snapshot.hosts)
+    have, made = agree("has", len(stacks.finished)), calls(stacks.finished)
+    who = format_ranks_on_hosts(stacks.finished, stacks.hosts)
     return f"{groups}\n{who} {have} finished{f', {made}' if made else ''}."
 
 
-def describe_stall(snapshot: Snapshot) -> str:
+def describe_stall(stacks: JobStacks) -> str:
     """Write `rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…)`, or else where the ranks are."""
-    explanations = explain_deadlock(snapshot)
-    what = explanations[0].what if explanations else _list_places(snapshot)
-    if snapshot.nccl is not None and snapshot.nccl.differing:
-        what += f"; {describe_nccl(snapshot.nccl, snapshot.hosts)[0].removesuffix('.')}"
+    explanations = explain_deadlock(stacks)
+    what = explanations[0].what if explanations else _list_places(stacks)
+    if stacks.nccl is not None and stacks.nccl.differing:
+        what += f"; {describe_nccl(stacks.nccl, stacks.hosts)[0].removesuffix('.')}"
     return what
 
 
 def format_stall_notice(
-    snapshot: Snapshot, idle_s: float, run_dir: Path | None, *, limit_s: float = 0.0, is_as_before: bool = False
+    stacks: JobStacks, idle_s: float, run_dir: Path | None, *, limit_s: float = 0.0, is_as_before: bool = False
 ) -> str:
     """Write `no progress for 30 s: rank 1 sleeps at train.py:9 main, and rank 0 waits for it in JAX (…) · more: …`.
 
@@ -121,7 +121,7 @@ def format_stall_notice(
     limit_s:       --stall-timeout, if this is the time to mention it; else 0
     is_as_before:  the last notice has told who waits for whom
     """
-    finding = ", as before" if is_as_before else f": {describe_stall(snapshot)}"
+    finding = ", as before" if is_as_before else f": {describe_stall(stacks)}"
     limit = f"; the job is stopped after {limit_s:g} s of it (--stall-timeout)" if limit_s else ""
     more = f"jaxrun stacks {run_dir}" if run_dir else "Ctrl-\\ (SIGQUIT)"
     return f"no progress for {idle_s:.0f} s{finding}{limit} · more: {more}"
@@ -241,16 +241,16 @@ def _names(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     return format_ranges(ranks) + (f" ({where.pop()})" if has_several_hosts(hosts) and len(where) == 1 else "")
 
 
-def _list_places(snapshot: Snapshot) -> str:
+def _list_places(stacks: JobStacks) -> str:
     """Write `ranks 0-2 are at train.py:88 step, in JAX: block_until_ready; rank 3 is at data.py:31 load`."""
-    groups = group_by_place(snapshot.dumps, snapshot.waits, snapshot.raised)
-    shown = [_describe_group(ranks, place, snapshot) for place, ranks in groups[:_MAX_GROUPS]]
+    groups = group_by_place(stacks.dumps, stacks.waits, stacks.raised)
+    shown = [_describe_group(ranks, place, stacks) for place, ranks in groups[:_MAX_GROUPS]]
     left = [f"{len(groups) - _MAX_GROUPS} more groups elsewhere"] if len(groups) > _MAX_GROUPS else []
     return "; ".join([*shown, *left])
 
 
-def _describe_group(ranks: Sequence[int], place: Place, snapshot: Snapshot) -> str:
-    who = format_ranks_on_hosts(ranks, snapshot.hosts)
+def _describe_group(ranks: Sequence[int], place: Place, stacks: JobStacks) -> str:
+    who = format_ranks_on_hosts(ranks, stacks.hosts)
     if place.silent:
         return f"{who} {'gives' if len(ranks) == 1 else 'give'} {place.format()}"
     return f"{who} {agree('is', len(ranks))} at {place.format(', ')}"

@@ -22,8 +22,8 @@ class Verdict(Struct, frozen=True):
 
     outcome:    "ok", "failed" (an exception), "killed" (a signal), "exited" (a status without an exception),
                 "diverged" (brought down by being out of step, or out of step up to its end), "lost" (a host),
-                "early-exit", "timeout", "stall", "refused", "unavailable", "interrupted", "preempted" or "grown"
-                (stopped to continue with more hosts)
+                "early-exit", "timeout", "stall", "refused", "usage" (not possible on these hosts), "unavailable",
+                "interrupted", "preempted" or "grown" (stopped to continue with more hosts)
     hosts:      each rank's host; its length is the job's size
     culprits:   the ranks that failed in the same way, lowest first; empty if no rank caused the end
     intro:      a line above the traceback; may be empty

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_end import (
+    Completed,
+    Diverged,
+    End,
+    EndedBySignal,
+    Grown,
+    OutOfStep,
+    Preempted,
+    stacks_at,
+)
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.fault_injection import FaultInjector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
@@ -19,7 +29,6 @@ from jaxrun.job_events.actions import Action, Finish
 from jaxrun.protocol.flight_file import LOCKSTEP_CHECK, LOCKSTEP_FAIL, LOCKSTEP_STRICT
 
 CONCLUDE_TIMEOUT_S = 0.8  # for the flight recorders' answers about how the ranks diverged
-_ENDED_WELL = (EndReason.OK, EndReason.PREEMPTED, EndReason.GROWN)
 
 
 class Conclusion(Struct):
@@ -39,57 +48,64 @@ class Conclusion(Struct):
         if state.phase is not JobPhase.CONCLUDING:
             state.enter(JobPhase.CONCLUDING)
             state.timers.set(Timer.CONCLUDE, now + CONCLUDE_TIMEOUT_S, self._divergence.give_up_waiting)
-            questions = self._divergence.conclude(now, well=state.outcome.reason is EndReason.OK)
+            questions = self._divergence.conclude(now, well=isinstance(state.end, Completed))
         if self._divergence.is_waiting:
             return questions
         state.enter(JobPhase.OVER)
         recorded = self._stragglers.conclude(now)
-        outcome = self._final_outcome(now)
-        is_well, waits = outcome.reason is EndReason.OK, self._stragglers.new_waits
+        workers = state.workers.outcomes(now)
+        end = self._end_as_asked(workers)
+        is_well, waits = isinstance(end, Completed), self._stragglers.new_waits
         recorded += self._time.conclude(waits, self._stragglers.clock_offset(now), now, well=is_well)
         remaining = self._faults.report_remaining() if is_well else []
-        return [*recorded, *remaining, Finish(replace(outcome, reason=self._final_reason(outcome)))]
+        return [*recorded, *remaining, Finish(self._outcome(self._end_in_step(end), workers))]
 
-    def _final_reason(self, outcome: JobOutcome) -> EndReason:
-        """Return the reason why the job ended, which for a success may be that its ranks were out of step."""
-        lockstep = self._state.lockstep
-        if lockstep == LOCKSTEP_FAIL and outcome.reason in _ENDED_WELL and outcome.divergences:
-            return EndReason.DIVERGED
-        unseen = [found for found in outcome.divergences if found not in outcome.raised_divergences]
-        if lockstep in (LOCKSTEP_CHECK, LOCKSTEP_STRICT) and outcome.reason is EndReason.OK and unseen:
-            return EndReason.OUT_OF_STEP
-        return outcome.reason
+    def _end_as_asked(self, workers: Sequence[WorkerOutcome]) -> End:
+        """Return why the job ended, which for a success or a signal may be that it stopped as it was asked to."""
+        end, stop = self._state.end, self._state.stop
+        asked = stop.reason if stop.was_reached else ""
+        match end:
+            case Completed() if stop.was_reached:
+                return Grown(asked) if stop.grows else Preempted(asked)
+            case EndedBySignal(signum=signal.SIGTERM) if all(map(self._gave_way, workers)):
+                return Preempted(asked, end)
+            case EndedBySignal(signum=signal.SIGUSR2) if self._state.requeue and all(map(self._gave_way, workers)):
+                return Preempted(asked, end)
+        return end
 
-    def _final_outcome(self, now: float) -> JobOutcome:
-        state = self._state
-        outcome = replace(
-            state.outcome,
-            workers=self._state.workers.outcomes(now),
+    def _end_in_step(self, end: End) -> End:
+        """Return why the job ended, which for a success may be that its ranks were out of step."""
+        lockstep, reports = self._state.lockstep, self._divergence.reports
+        if lockstep == LOCKSTEP_FAIL and isinstance(end, Completed | Preempted | Grown) and reports.divergences:
+            return Diverged()
+        unseen = [found for found in reports.divergences if found not in reports.raised]
+        if lockstep in (LOCKSTEP_CHECK, LOCKSTEP_STRICT) and isinstance(end, Completed) and unseen:
+            return OutOfStep()
+        return end
+
+    def _outcome(self, end: End, workers: tuple[WorkerOutcome, ...]) -> JobOutcome:
+        state, reports, stacks = self._state, self._divergence.reports, stacks_at(end)
+        return JobOutcome(
+            end,
+            state.workers.hosts,
+            workers,
             run_at=state.run_at,
-            divergences=tuple(self._divergence.reports.divergences),
-            shown_divergences=tuple(self._divergence.reports.shown),
-            raised_divergences=tuple(self._divergence.reports.raised),
+            decided_at=state.decided_at,
+            flights=stacks.flights if stacks is not None and stacks.flights else dict(state.flights),
+            divergences=tuple(reports.divergences),
+            shown_divergences=tuple(reports.shown),
+            raised_divergences=tuple(reports.raised),
+            straggler=state.straggler,
             unanswered=self._shutdown.unanswered,
             lost=state.workers.lost,
             returns=state.workers.returns,
             started_again=state.workers.started_again,
-            stop_requested=state.stop_requested,
             drained=frozenset(state.drained),
+            stop_requested=state.stop_requested,
+            saved_step=state.workers.saved_step,
             faults_left=self._faults.remaining,
-            saved_step=self._state.workers.saved_step,
-            uses_mpi=self._state.workers.uses_mpi,
-            flights=state.outcome.flights or dict(state.flights),
-            straggler=state.straggler,
+            uses_mpi=state.workers.uses_mpi,
         )
-        if outcome.reason is EndReason.OK and state.stop.was_reached:
-            return replace(
-                outcome, reason=EndReason.GROWN if state.stop.grows else EndReason.PREEMPTED, text=state.stop.reason
-            )
-        is_preempted = outcome.reason is EndReason.INTERRUPTED and all(map(self._gave_way, outcome.workers))
-        told_by = (signal.SIGTERM, signal.SIGUSR2) if self._state.requeue else (signal.SIGTERM,)
-        if not is_preempted or outcome.signum not in told_by:
-            return outcome
-        return replace(outcome, reason=EndReason.PREEMPTED, text=state.stop.reason if state.stop.was_reached else "")
 
     def _gave_way(self, worker: WorkerOutcome) -> bool:
         """Whether a worker that was told to end ended well; if the job is to continue, also if by a signal."""

@@ -34,7 +34,7 @@ from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 from jaxrun.protocol.worker_messages import Call
 from jaxrun.text import group_alike
 

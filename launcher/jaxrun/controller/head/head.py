@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Diverged, HostCheckFailed, Refused, Unavailable, Unsupported
 from jaxrun.analysis.diagnosis.root_cause import is_certain
 from jaxrun.analysis.lockstep.told_progress import find_told_step
 from jaxrun.controller.head.agent_registry import AgentRegistry, HostCheckError
@@ -68,16 +68,11 @@ from jaxrun.protocol.debugger_messages import DebuggerMessage
 from jaxrun.protocol.debugpy_messages import DebugpyFromRank
 from jaxrun.protocol.flight import ToldStep
 from jaxrun.protocol.flight_file import LOCKSTEP_FAIL
-from jaxrun.protocol.snapshot_messages import ProgramDetailsReply, RankReply, RecorderSnapshot
+from jaxrun.protocol.query_messages import FlightAtEnd, ProgramDetailsReply, RankReply
 from jaxrun.protocol.stop_messages import StopEvent
 from jaxrun.protocol.survivor_messages import LiveRanksAsked
 from jaxrun.protocol.worker_messages import Call, DeviceReport, Done, Failed, Hello, MpiImported
 
-_END_REASONS = {
-    NotUniformError: EndReason.REFUSED,
-    UsageError: EndReason.USAGE,
-    UnavailableError: EndReason.UNAVAILABLE,
-}
 _CHECK_GRACE_S = 10.0  # for agents to report the end of --host-check
 
 
@@ -85,8 +80,8 @@ Handler = Callable[[Any, float], list[Action]]
 
 
 class Head:
-    def __init__(self, job: HeadJob, now: float, registry: AgentRegistry | None = None) -> None:
-        """With a `registry`, the hosts and what is expected are only known once all agents have reported to it."""
+    def __init__(self, job: HeadJob, now: float, registry: AgentRegistry) -> None:
+        """The hosts, and what is expected, are only certain once all agents have reported to the `registry`."""
         options, expected = job.options, job.expected
         self._workers = workers = WorkerTable(job.hosts)
         self._state = state = HeadState(
@@ -101,10 +96,10 @@ class Head:
         )
         self._started_at = now
         self._agents = job.agents
-        self._startup = Startup(workers.hosts, expected, options.interface, registry)
+        self._startup = Startup(workers.hosts, expected, registry)
         self._queries = queries = RankQueries(state, has_fault_handler=self._startup.has_hello)
         self._divergence = divergence = DivergenceDetector(state, queries)
-        clocks = ClockOffsets(workers.hosts, job.agents) if registry is not None else None
+        clocks = ClockOffsets(workers.hosts, job.agents) if options.has_other_clocks else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
         self._faults = FaultInjector(state, options.chaos)
         orders = DeviceOrders(len(job.hosts))
@@ -121,8 +116,7 @@ class Head:
         self._editors = EditorDebuggers(state, shutdown)
         self._requests = Requests(state, queries, divergence, stragglers, self._wait, self._editors)
         self._debugger = DebuggerTurns(state, shutdown)
-        roster = registry.roster if registry is not None else None
-        self._interruption = Interruption(state, shutdown, queries, divergence, self._checks, roster)
+        self._interruption = Interruption(state, shutdown, queries, divergence, self._checks, registry.roster)
         self._handlers = self._make_handlers()
         self._start_clocks(now)
 
@@ -146,7 +140,7 @@ class Head:
             MpiImported: self._on_mpi_imported,
             RankReply: self._queries.handle,
             MemoryShortage: MemoryShortages(self._state, self._queries).handle,
-            RecorderSnapshot: self._on_recorder,
+            FlightAtEnd: self._on_recorder,
             ClockReply: self._stragglers.handle_clock,
             Call: self._divergence.handle_call,
             ProgramDetailsReply: self._divergence.reports.handle_details,
@@ -185,7 +179,7 @@ class Head:
         if (stranger := self._find_stranger(event)) is None:
             actions = self._handlers[type(event)](event, now)
         else:
-            actions = self._abort(EndReason.REFUSED, describe_unknown_rank(stranger, len(self.hosts)), now)
+            actions = self._shutdown.abort(Refused(describe_unknown_rank(stranger, len(self.hosts))), now)
         actions += self._end_if_diverged(now)
         if self.phase is JobPhase.TERMINATING:
             actions += [*self._debugger.close(now), *self._editors.close(now)]
@@ -209,7 +203,7 @@ class Head:
         """End the job at once, with --lockstep fail, if ranks were found out of step."""
         if self._state.lockstep != LOCKSTEP_FAIL or not self._divergence.reports.shown:
             return self._standstill.start_if_diverged(now)
-        return self._shutdown.abort(JobOutcome(EndReason.DIVERGED, decided_at=now), now)
+        return self._shutdown.abort(Diverged(), now)
 
     # ---- start-up
 
@@ -226,10 +220,13 @@ class Head:
         try:
             actions = [*back, *self._startup.handle(event)]
         except HostCheckError as error:
-            outcome = JobOutcome(EndReason.UNAVAILABLE, text=str(error), failed_checks=error.failed, decided_at=now)
-            return self._shutdown.abort(outcome, now)
-        except tuple(_END_REASONS) as error:
-            return self._abort(_END_REASONS[type(error)], str(error), now)
+            return self._shutdown.abort(HostCheckFailed(str(error), failed=error.failed), now)
+        except NotUniformError as error:
+            return self._shutdown.abort(Refused(str(error)), now)
+        except UsageError as error:
+            return self._shutdown.abort(Unsupported(str(error)), now)
+        except UnavailableError as error:
+            return self._shutdown.abort(Unavailable(str(error)), now)
         if self._startup.is_staging:  # however long it takes: an agent that receives nothing any more reports that
             self._state.timers.hold(now, Timer.STARTUP)
         else:
@@ -265,10 +262,7 @@ class Head:
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
             self._state.enter(JobPhase.RUNNING)  # failures from now on are consequences of this
-        return self._abort(EndReason.UNAVAILABLE, event.text, now, event.traceback)
-
-    def _abort(self, reason: EndReason, text: str, now: float, traceback: str = "") -> list[Action]:
-        return self._shutdown.abort(JobOutcome(reason, text=text, traceback=traceback, decided_at=now), now)
+        return self._shutdown.abort(Unavailable(event.text, event.traceback), now)
 
     # ---- workers start, tell and end
 
@@ -281,7 +275,7 @@ class Head:
         is_known, self._workers.uses_mpi = self._workers.uses_mpi, True
         return [] if is_known else self._wait.handle_mpi()
 
-    def _on_recorder(self, event: RecorderSnapshot, now: float) -> list[Action]:
+    def _on_recorder(self, event: FlightAtEnd, now: float) -> list[Action]:
         self._state.flights[event.rank] = event.flight
         self._stragglers.handle_recorder(event, now)
         return []
@@ -321,7 +315,7 @@ class Head:
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:
         """Handle the end of a rank's program, successful or not."""
         told = self._survivors.on_ended(rank, now)
-        return [*told, *self._leave_if_all_ended(now), *self._requests.remove_rank(rank)]
+        return [*told, *self._leave_if_all_ended(now), *self._requests.remove_rank(rank, now)]
 
     def _leave_if_all_ended(self, now: float) -> list[Action]:
         if self.phase is JobPhase.TERMINATING:
@@ -352,7 +346,7 @@ class Head:
         return self._state.timers.fire(now)
 
     def _on_startup_timeout(self, now: float) -> list[Action]:
-        return self._abort(EndReason.UNAVAILABLE, self._startup.describe_missing(self._state.limits.init), now)
+        return self._shutdown.abort(Unavailable(self._startup.describe_missing(self._state.limits.init)), now)
 
     def _print_progress(self, now: float) -> list[Action]:
         self._state.timers.set(Timer.PROGRESS, now + PROGRESS_INTERVAL_S, self._print_progress)

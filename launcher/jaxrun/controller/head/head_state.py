@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Completed, End
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.stop_agreement import StopAgreement
@@ -82,7 +82,7 @@ class ToldStall(Struct, frozen=True):
 class HeadOptions(Struct, frozen=True):
     """What a job asks of its head.
 
-    interface:  the address on rank 0's host for the coordinator; empty until all agents on other hosts have reported
+    has_other_clocks:  agents are on other hosts, whose clocks may differ from this one's
     chaos:      the faults to inject
     debug:      all ranks wait at first for an editor
     cores:      for all ranks; 0 if nobody wants to know whether they are too few
@@ -92,7 +92,7 @@ class HeadOptions(Struct, frozen=True):
     lockstep, no_terminal, requeue, drains, post_mortem:  as in a HeadState
     """
 
-    interface: str = ""
+    has_other_clocks: bool = True
     lockstep: str = LOCKSTEP_OFF
     chaos: Sequence[FaultSpec] = ()
     no_terminal: str = ""
@@ -122,7 +122,9 @@ class HeadJob(Struct, frozen=True):
 
 
 class HeadState(Struct):
-    """The state shared by the head's state machines. Only `enter` changes the phase, only `decide` the outcome.
+    """The state shared by the head's state machines.
+
+    Only `enter` changes the phase, only `decide` and `refine` the end.
 
     lockstep:        the value of --lockstep
     no_terminal:     why no rank can have the terminal, to complete "it cannot be debugged: …"; empty if one can
@@ -164,7 +166,8 @@ class HeadState(Struct):
     _stop: StopAgreement | None = None
     _clock_holders: set[Hashable] = field(default_factory=set)
     _phase: JobPhase = JobPhase.STARTING
-    _outcome: JobOutcome = field(default_factory=lambda: JobOutcome(EndReason.OK))
+    _end: End = Completed()
+    _decided_at: float | None = None
 
     @property
     def stop(self) -> StopAgreement:
@@ -178,9 +181,14 @@ class HeadState(Struct):
         return self._phase
 
     @property
-    def outcome(self) -> JobOutcome:
-        """The outcome of the job, as far as it is known."""
-        return self._outcome
+    def end(self) -> End:
+        """Why the job ends, as far as it is known."""
+        return self._end
+
+    @property
+    def decided_at(self) -> float | None:
+        """When that was decided; None as long as the job ends only with its programs."""
+        return self._decided_at
 
     @property
     def is_healthy(self) -> bool:
@@ -216,6 +224,10 @@ class HeadState(Struct):
         elif phase is not JobPhase.RUNNING:
             self.timers.cancel_phase()
 
-    def decide(self, outcome: JobOutcome) -> None:
-        """Replace the known outcome of the job."""
-        self._outcome = outcome
+    def decide(self, end: End, at: float) -> None:
+        """Note why the job ends, and when that was decided."""
+        self._end, self._decided_at = end, at
+
+    def refine(self, end: End) -> None:
+        """Note more about the end that was decided."""
+        self._end = end

@@ -5,22 +5,21 @@ from __future__ import annotations
 from functools import partial
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason
+from jaxrun.analysis.diagnosis.job_end import EarlyExit, TimedOut
 from jaxrun.analysis.diagnosis.wait_graph import find_wait_graph
 from jaxrun.controller.head.core_shortage import CoreShortage
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState
 from jaxrun.controller.head.job_shutdown import JobShutdown
-from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
+from jaxrun.controller.head.queries import RankQueries, Replies, dumps_of, kernel_waits_of
 from jaxrun.controller.head.stall_checks import StallChecks, have_explained
 from jaxrun.controller.head.stall_detector import EarlyExitDetector, StallDetector
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.controller.head.time_accounting import TimeAccounting
 from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 
 
 class HealthChecks(Struct):
@@ -80,20 +79,16 @@ class HealthChecks(Struct):
     # ---- the replies
 
     def _end_job(self, replies: Replies, now: float) -> list[Action]:
-        outcome = self._queries.outcome(EndReason.TIMEOUT, replies, now)
-        return self._shutdown.abort(replace(outcome, is_explained=self.have_explained(replies, now)), now)
-
-    def have_explained(self, replies: Replies, now: float) -> bool:
-        """Whether the last notice has told who waits for whom, and it is still so."""
-        return have_explained(self._state, self._queries.snapshot(replies, now))
+        stacks = self._queries.stacks(replies, now)
+        return self._shutdown.abort(TimedOut(stacks, have_explained(self._state, stacks)), now)
 
     def _check_early_exit(self, detector: EarlyExitDetector, replies: Replies, now: float) -> list[Action]:
         if not self._state.is_healthy:
             return []
         finished = self._state.workers.live_reported
-        graph = find_wait_graph(self._state.flights, stacks_of(replies), kernel_waits_of(replies), finished=finished)
+        graph = find_wait_graph(self._state.flights, dumps_of(replies), kernel_waits_of(replies), finished=finished)
         if detector.check(replies, graph, now):
-            return self._shutdown.abort(self._queries.outcome(EndReason.EARLY_EXIT, replies, now), now)
+            return self._shutdown.abort(EarlyExit(self._queries.stacks(replies, now)), now)
         self._look_for_waits_later(detector, now)
         return []
 

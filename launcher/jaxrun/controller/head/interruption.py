@@ -25,21 +25,23 @@ import signal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import EndedBySignal
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.job_shutdown import UNANSWERED_S, JobShutdown
-from jaxrun.controller.head.queries import RankQueries, Replies, kernel_waits_of, stacks_of
+from jaxrun.controller.head.queries import RankQueries, Replies
+from jaxrun.controller.head.stall_checks import have_explained
 from jaxrun.controller.head.timers import Then, Timer
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.controller.roster import Roster
-from jaxrun.job_events.actions import Action, PrintLine, PrintSnapshot, SignalRanks, Suspend
+from jaxrun.job_events.actions import Action, PrintLine, PrintStacks, SignalRanks, Suspend
 from jaxrun.job_events.events import EndRequested, LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 from jaxrun.protocol.worker_messages import PreemptionNotice
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
@@ -57,9 +59,10 @@ class Interruption(Struct):
     _queries: RankQueries
     _divergence: DivergenceDetector
     _checks: HealthChecks
-    _roster: Roster | None = None  # of a job over hosts
+    _roster: Roster
     _late: tuple[int, ...] = ()
-    _places: JobOutcome | None = None  # its stacks and the like: where the ranks were when the signal came
+    _stacks: JobStacks | None = None  # where the ranks were when the signal came
+    _is_explained: bool = False  # a notice has told who waits for whom, as these stacks show it
     _stop_signal: tuple[int, float] | None = None  # the signal that asked a polling program to stop, and when
     _drained_at: dict[AgentId, float] = field(default_factory=dict)  # when a pod was told that it goes away
 
@@ -115,25 +118,18 @@ class Interruption(Struct):
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         phase, working = self._state.phase, self._workers.working
         if signum == signal.SIGTSTP:
-            return self._suspend()
+            stops = [SignalRanks(live, signal.SIGSTOP)] if (live := self._workers.live) else []
+            return [*stops, Suspend()]
         if phase is not JobPhase.CONCLUDING:
             if signum == signal.SIGUSR1 or (signum == signal.SIGUSR2 and not self._state.requeue):
                 return [SignalRanks(working, signum)] if working else []
             if signum == signal.SIGQUIT:
-                return [*self._describe_agents(), *self._queries.show(now)]
+                agents = self._roster.describe()  # empty if all are as usual
+                return [*([PrintLine(f"agents: {agents}")] if agents else []), *self._queries.show(now)]
         if self._is_repeated(signum, now):
             return []
         is_running = phase is JobPhase.RUNNING and not self._state.waits_at_start
         return self._begin(signum, now) if is_running else self.end_at_once(signum, now)
-
-    def _describe_agents(self) -> list[Action]:
-        """Print which agents are not as usual, if there are such."""
-        text = self._roster.describe() if self._roster is not None else ""
-        return [PrintLine(f"agents: {text}")] if text else []
-
-    def _suspend(self) -> list[Action]:
-        ranks = self._workers.live
-        return [*([SignalRanks(ranks, signal.SIGSTOP)] if ranks else []), Suspend()]
 
     def _resume(self, paused_s: float) -> list[Action]:
         """Continue all ranks; meanwhile, only a scheduler's time limit has run on."""
@@ -151,32 +147,31 @@ class Interruption(Struct):
         if not is_running or self._stop_signal is not None:
             return self.end_at_once(signal.SIGHUP, now, reason)
         self._state.stop_requested = True
-        outcome = JobOutcome(EndReason.INTERRUPTED, text=reason, signum=signal.SIGHUP, decided_at=now)
-        return self._end_unless_they_do(outcome, reason, now, STOP_NOW_S, self._kill_unheard)
+        end = EndedBySignal(signal.SIGHUP, reason)
+        return self._end_unless_they_do(end, reason, now, STOP_NOW_S, self._kill_unheard)
 
     def end_at_once(self, signum: int, now: float, text: str = "") -> list[Action]:
-        """End the job without grace; one that is ending keeps its outcome."""
+        """End the job without grace; the reason stays for which one ends already."""
         self._state.stop_requested = True
         if self._state.phase is JobPhase.CONCLUDING:
             return self._divergence.give_up_waiting(now)
         hurry = not self._state.is_healthy
         if self._state.is_healthy:
-            self._decide(JobOutcome(EndReason.INTERRUPTED, text=text, signum=signum, decided_at=now))
+            self._state.decide(self._with_stacks(EndedBySignal(signum, text)), now)
         return self._shutdown.kill_all(now, hurry=hurry)
 
-    def _decide(self, outcome: JobOutcome) -> None:
-        """Decide how the job ends, with the places of the ranks if they are known already."""
-        self._state.decide(outcome if self._places is None else _with_places(outcome, self._places))
+    def _with_stacks(self, end: EndedBySignal) -> EndedBySignal:
+        """Add where the ranks were when the signal came, if that is known already."""
+        return end if self._stacks is None else replace(end, stacks=self._stacks, is_explained=self._is_explained)
 
-    def _ask_places(self, now: float, then: Then | None = None) -> list[Action]:
+    def _ask_stacks(self, now: float, then: Then | None = None) -> list[Action]:
         """Ask all ranks where they are, for the verdict, and call `then` once they have answered or had their time."""
 
         def keep(replies: Replies, now: float) -> list[Action]:
-            places = self._queries.outcome(EndReason.INTERRUPTED, replies, now)
-            self._places = replace(places, is_explained=self._checks.have_explained(replies, now))
-            outcome = self._state.outcome
-            if outcome.reason is EndReason.INTERRUPTED:
-                self._state.decide(_with_places(outcome, self._places))
+            self._stacks = self._queries.stacks(replies, now)
+            self._is_explained = have_explained(self._state, self._stacks)
+            if isinstance(self._state.end, EndedBySignal):
+                self._state.refine(self._with_stacks(self._state.end))
             return then(now) if then is not None else []
 
         return self._queries.ask_stacks(self._workers.working, keep, now)
@@ -192,15 +187,15 @@ class Interruption(Struct):
         stop = self._state.stop
         grace = self._state.limits.signal_grace if grace is None else grace
         if not stop.polling and self._state.phase is JobPhase.RUNNING and self._workers.listening:
-            outcome = JobOutcome(EndReason.INTERRUPTED, signum=signal.SIGTERM, decided_at=now)
-            return self._send_termination(outcome, reason, now, grace, self._on_grace_over)
+            end = EndedBySignal(signal.SIGTERM)
+            return self._send_termination(end, reason, now, grace, self._on_grace_over)
         actions = stop.request(reason)
         text = f"{reason}: asked {format_ranks(stop.polling)} to stop (should_stop)" if stop.polling else ""
         if signum:
             self._stop_signal = signum, now
             self._shutdown.start_grace(now, grace, self._on_grace_over)
             text += f"; {_describe_grace(grace)}"
-            actions = [*self._ask_places(now), *actions]
+            actions = [*self._ask_stacks(now), *actions]
         return [PrintLine(text), *actions] if text else actions
 
     def _begin(self, signum: int, now: float) -> list[Action]:
@@ -208,42 +203,42 @@ class Interruption(Struct):
             return self.end_at_once(self._stop_signal[0], now)
         if signum != signal.SIGINT and self._state.stop.polling:
             return self.begin_stop(signal.Signals(signum).name, now, signum=signum)
-        self._state.decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=now))
-        ranks = self._workers.working
+        end, ranks = EndedBySignal(signum), self._workers.working
         if signum == signal.SIGINT:
+            self._state.decide(end, now)
             self._state.enter(JobPhase.TERMINATING)
             self._state.timers.set(Timer.INTERRUPT, now + self._state.limits.grace, self._end_not_interrupted)
             self._shutdown.start_grace(now, self._state.limits.signal_grace, self._on_grace_over)
             text = f"Ctrl-C: KeyboardInterrupt in {format_ranks(ranks)}; another Ctrl-C kills at once"
-            return [PrintLine(text), *self._ask_places(now), SignalRanks(ranks, signal.SIGINT)]
+            return [PrintLine(text), *self._ask_stacks(now), SignalRanks(ranks, signal.SIGINT)]
         name, grace = signal.Signals(signum).name, self._state.limits.signal_grace
-        return self._end_unless_they_do(self._state.outcome, name, now, grace, self._on_grace_over)
+        return self._end_unless_they_do(end, name, now, grace, self._on_grace_over)
 
     def _end_unless_they_do(
-        self, outcome: JobOutcome, reason: str, now: float, grace: float, then: Then
+        self, end: EndedBySignal, reason: str, now: float, grace: float, then: Then
     ) -> list[Action]:
         """Send SIGTERM, and call `then` after the grace; ranks of which none handles SIGTERM are killed.
 
-        outcome:  how the job ends, because of the `reason` that is shown
+        end:  why the job ends; `reason` is shown
         """
         if self._workers.listening or self._state.stop.polling:
-            return self._send_termination(outcome, reason, now, grace, then)
-        self._state.decide(replace(outcome, unheard=True))
+            return self._send_termination(end, reason, now, grace, then)
+        self._state.decide(replace(end, unheard=True), now)
         self._state.enter(JobPhase.TERMINATING)
         text = f"{reason}: no rank handles SIGTERM; stopping {plural(len(self._workers.working), 'rank')}"
-        return [PrintLine(text), *self._ask_places(now, self._kill_unheard)]
+        return [PrintLine(text), *self._ask_stacks(now, self._kill_unheard)]
 
     def _kill_unheard(self, now: float) -> list[Action]:
         return self._shutdown.kill_all(now) if self._state.phase is JobPhase.TERMINATING else []
 
-    def _send_termination(self, outcome: JobOutcome, reason: str, now: float, grace: float, then: Then) -> list[Action]:
+    def _send_termination(self, end: EndedBySignal, reason: str, now: float, grace: float, then: Then) -> list[Action]:
         """Send SIGTERM to a program that listens to it and does not poll; if it polls later, it is asked then."""
         ranks = self._workers.working
-        self._state.decide(outcome)
+        self._state.decide(end, now)
         self._state.enter(JobPhase.TERMINATING)
         self._shutdown.start_grace(now, grace, then)
         text = f"{reason}: asked {format_ranks(ranks)} to end (SIGTERM); {_describe_grace(grace)}"
-        ask = self._ask_places(now)
+        ask = self._ask_stacks(now)
         return [PrintLine(text), *ask, SignalRanks(ranks, signal.SIGTERM), *self._state.stop.request(reason)]
 
     def _on_preemption_notice(self, now: float) -> list[Action]:
@@ -272,12 +267,17 @@ class Interruption(Struct):
 
     def _is_repeated(self, signum: int, now: float) -> bool:
         """Whether the signal repeats the one that already ends the job, or asks it to stop."""
-        outcome = self._state.outcome
+        decided_at = self._state.decided_at
         if self._stop_signal is not None and self._stop_signal[0] == signum:
             return now - self._stop_signal[1] < REPEATED_SIGNAL_S
-        if self._state.phase not in (JobPhase.TERMINATING, JobPhase.STOPPING) or signum != outcome.signum:
+        if self._state.phase not in (JobPhase.TERMINATING, JobPhase.STOPPING) or signum != self._signum:
             return False
-        return outcome.decided_at is not None and now - outcome.decided_at < REPEATED_SIGNAL_S
+        return decided_at is not None and now - decided_at < REPEATED_SIGNAL_S
+
+    @property
+    def _signum(self) -> int:
+        """The signal that ends the job; 0 if something else does."""
+        return self._state.end.signum if isinstance(self._state.end, EndedBySignal) else 0
 
     def on_rank_ended(self, now: float) -> list[Action]:
         """Handle that a rank has ended, or reported that it will, while the job is being interrupted."""
@@ -286,7 +286,7 @@ class Interruption(Struct):
             return []
         if not workers.working_count or not workers.live_not_reported:
             return self._shutdown.leave(now)
-        if self._state.outcome.signum != signal.SIGINT and not workers.listening:  # the other ranks do not listen
+        if self._signum != signal.SIGINT and not workers.listening:  # the other ranks do not listen
             timers.advance(Timer.GRACE, now + self._state.limits.grace, self._on_grace_over)
         if workers.live == (0,) and self._late == (0,):  # it may continue, now that it waits for nobody any more
             timers.set(Timer.KILL, now + KILL_DELAY_S, self._kill_late)
@@ -300,7 +300,7 @@ class Interruption(Struct):
         if self._state.phase is JobPhase.RUNNING:  # a program that polls has not ended after the signal
             assert self._stop_signal is not None
             signum, asked_at = self._stop_signal
-            self._decide(JobOutcome(EndReason.INTERRUPTED, signum=signum, decided_at=asked_at))
+            self._state.decide(self._with_stacks(EndedBySignal(signum)), asked_at)
             self._state.enter(JobPhase.TERMINATING)
         return self._end_late(self._workers.live_not_reported or self._workers.live, now)
 
@@ -308,18 +308,19 @@ class Interruption(Struct):
         return [*self._shutdown.give_up_unanswered(now), *self.on_rank_ended(now)]
 
     def _on_late_stacks(self, replies: Replies, now: float) -> list[Action]:
-        if self._state.phase is not JobPhase.TERMINATING:
+        end = self._state.end
+        if self._state.phase is not JobPhase.TERMINATING or not isinstance(end, EndedBySignal):
             return []
         heading = f"{self._describe_late(self._late or tuple(replies), now)} · "
-        outcome = self._state.outcome
-        stacks, waits = (
-            {**outcome.late_stacks, **stacks_of(replies)},
-            {**outcome.late_waits, **kernel_waits_of(replies)},
+        stacks = self._queries.stacks(replies, now)
+        end = replace(
+            end,
+            late_stacks={**end.late_stacks, **stacks.dumps},
+            late_waits={**end.late_waits, **stacks.waits},
+            is_explained=end.is_explained or bool(wait_graph_of(stacks).unseen_errors),
         )
-        snapshot = self._queries.snapshot(replies, now)
-        is_explained = outcome.is_explained or bool(wait_graph_of(snapshot).unseen_errors)
-        self._state.decide(replace(outcome, late_stacks=stacks, late_waits=waits, is_explained=is_explained))
-        return [PrintSnapshot(snapshot, heading), *self._kill_late(now)]
+        self._state.refine(end)
+        return [PrintStacks(stacks, heading), *self._kill_late(now)]
 
     def _kill_late(self, now: float) -> list[Action]:
         """Kill the late ranks; rank 0 with the last of the others, because JAX aborts ranks without its coordinator."""
@@ -334,7 +335,7 @@ class Interruption(Struct):
 
     def _describe_late(self, late: tuple[int, ...], now: float) -> str:
         """Write `rank 2 (h1) did not end within 5 s; sent SIGTERM and SIGKILL`."""
-        decided_at = self._state.outcome.decided_at
+        decided_at = self._state.decided_at
         seconds = now - decided_at if decided_at is not None else 0.0
         who = format_ranks_on_hosts(late, self._workers.hosts)
         return f"{who} did not end within {seconds:.0f} s; sent SIGTERM and SIGKILL"
@@ -345,18 +346,6 @@ class Interruption(Struct):
         self._late = ranks
         self._state.timers.set(Timer.KILL, now + KILL_DELAY_S, self._kill_late)
         return [*self._queries.ask_stacks(ranks, self._on_late_stacks, now), SignalRanks(ranks, signal.SIGTERM)]
-
-
-def _with_places(outcome: JobOutcome, places: JobOutcome) -> JobOutcome:
-    return replace(
-        outcome,
-        stacks=places.stacks,
-        kernel_waits=places.kernel_waits,
-        flights=places.flights,
-        platform=places.platform,
-        helpers=places.helpers,
-        is_explained=places.is_explained,
-    )
 
 
 def _describe_grace(grace: float) -> str:

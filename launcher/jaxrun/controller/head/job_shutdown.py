@@ -19,7 +19,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Completed, End, LostAtStart, RankFailed, Unavailable
 from jaxrun.analysis.diagnosis.root_cause import find_culprits, is_certain
 from jaxrun.controller.head.divergence_reports import DivergenceReports
 from jaxrun.controller.head.head_state import FIRST_PROGRESS_S, PROGRESS_INTERVAL_S, HeadState, JobPhase
@@ -75,16 +75,16 @@ class JobShutdown:
         live = tuple(rank for rank in self._workers.live if rank not in too_late)
         return [*self.kill(too_late), Send(tuple(rank for rank in live if rank != 0) or live, Exit())]
 
-    def abort(self, outcome: JobOutcome, now: float) -> list[Action]:
+    def abort(self, end: End, now: float) -> list[Action]:
         """End a healthy job for a known reason: kill all workers."""
         if not self._state.is_healthy:
             return []
-        self._state.decide(outcome)
+        self._state.decide(end, now)
         return self.kill_all(now)
 
-    def prepare_abort(self, outcome: JobOutcome) -> None:
-        """Decide how a healthy job ends, without killing anything yet: until `kill_all`, no failure counts."""
-        self._state.decide(outcome)
+    def prepare_abort(self, end: End, now: float) -> None:
+        """Decide why a healthy job ends, without killing anything yet: until `kill_all`, no failure counts."""
+        self._state.decide(end, now)
         self._state.enter(JobPhase.STOPPING)
 
     def kill_all(self, now: float, *, hurry: bool = False) -> list[Action]:
@@ -118,7 +118,7 @@ class JobShutdown:
         if self._survivors.go_on_without(rank):
             return self._survivors.on_loss(rank, now)
         if self._state.is_healthy:
-            self._state.decide(JobOutcome(EndReason.FAILED, decided_at=now))
+            self._state.decide(RankFailed(), now)
             self._workers.note_survived(rank, now)
             self._job_ends_at = self._state.timers.ends_at(Timer.JOB, now)
             wait = MISMATCH_REPORTS_WAIT_S if self._reports.was_told(rank) else SETTLE_S
@@ -289,8 +289,8 @@ class JobShutdown:
         if not all(map(self._workers.has_worker, ranks)):
             agent = f"the agent of {format_ranks_on_hosts(ranks, self._workers.hosts)}"
             text = f"{agent} was lost before it started its worker{'s' if len(ranks) > 1 else ''}: {event.reason}"
-            lost = dict.fromkeys(ranks, event.reason) if was_there else {}
-            return self.abort(JobOutcome(EndReason.UNAVAILABLE, text=text, lost_early=lost, decided_at=now), now)
+            lost = dict.fromkeys(ranks, event.reason)
+            return self.abort(LostAtStart(text, lost=lost) if was_there else Unavailable(text), now)
         return [action for rank in ranks for action in self._on_rank_lost(rank, event, now)]
 
     def _on_rank_lost(self, rank: int, event: AgentLost, now: float) -> list[Action]:
@@ -352,8 +352,8 @@ class JobShutdown:
         return f"; SIGKILL in {max(0.0, killed_at - now):.0f} s{for_whom}" if killed_at is not None else ""
 
     def _fail_if_leaving(self, now: float) -> None:
-        if self._state.phase is JobPhase.LEAVING and self._state.outcome.reason is EndReason.OK:
-            self._state.decide(JobOutcome(EndReason.FAILED, decided_at=now))
+        if self._state.phase is JobPhase.LEAVING and isinstance(self._state.end, Completed):
+            self._state.decide(RankFailed(), now)
 
     def _release_rank_0_if_last(self) -> list[Action]:
         is_ending = self._state.phase in (JobPhase.LEAVING, JobPhase.STOPPING)

@@ -9,7 +9,7 @@ from functools import partial
 
 from jaxrun.analysis.verdict.memory_text import format_shortage
 from jaxrun.controller.head.head_state import HeadState, JobPhase
-from jaxrun.controller.head.queries import RankQueries, Replies, stacks_of
+from jaxrun.controller.head.queries import RankQueries, Replies, dumps_of
 from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action, PrintLine
 from jaxrun.protocol.agent_messages import MemoryShortage
@@ -42,6 +42,6 @@ class MemoryShortages:
         growing = sorted({rank for one in shortages for rank in one.growing}.intersection(self._state.workers.working))
 
         def tell(replies: Replies, now: float) -> list[Action]:
-            return [PrintLine(format_shortage(shortages, host, stacks_of(replies)))]
+            return [PrintLine(format_shortage(shortages, host, dumps_of(replies)))]
 
         return self._queries.ask_stacks(growing, tell, now)

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-
-from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.helpers import Helpers, helpers_of
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.nccl_ras import NCCL_TIMEOUT_S, ProcessIdentity, locate_ranks
 from jaxrun.analysis.diagnosis.root_cause import own_thread_failures
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.head_state import HeadState
+from jaxrun.controller.head.round import Round
 from jaxrun.controller.head.timers import Timer
-from jaxrun.job_events.actions import Action, PrintSnapshot, Send
+from jaxrun.job_events.actions import Action, PrintStacks, Send
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.nccl_report import NcclReport
-from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.protocol.query_messages import RankDetail, RankQuery, RankReply
 
 _HELD_UP_S = 1.0  # that a straggler waits for others; less happens because hosts do not answer at the same moment
 _REPLY_TIMEOUT_S = 1.5  # an agent waits at most half a second for stacks
@@ -38,14 +35,6 @@ Replies = Mapping[int, RankReply]  # of all ranks that were asked, in order
 Continuation = Callable[[Replies, float], list[Action]]
 
 
-class _Pending(Struct):
-    """A query that some ranks have not answered yet."""
-
-    then: Continuation
-    replies: dict[int, RankReply]
-    missing: set[int]
-
-
 class RankQueries:
     """The incomplete queries. Times are seconds since the epoch."""
 
@@ -54,7 +43,7 @@ class RankQueries:
         self._state = state
         self._has_fault_handler = has_fault_handler
         self._numbers = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._rounds: dict[int, Round[int, RankReply]] = {}  # those that are not over, by number
 
     def ask(self, ranks: Iterable[int], detail: RankDetail, then: Continuation, now: float) -> list[Action]:
         """Ask these ranks, except those that cannot reply; if none can, `then` is called at once."""
@@ -62,10 +51,14 @@ class RankQueries:
         if not asked:
             return then({}, now)
         number = next(self._numbers)
-        more_s = _MORE_S.get(detail, 0.0)
-        replies = {rank: RankReply(rank) for rank in asked}
-        self._pending[number] = _Pending(then, replies, set(asked))
-        self._state.timers.set(Timer.QUERY, now + _REPLY_TIMEOUT_S + more_s, partial(self._complete, number), of=number)
+
+        def end(replies: Replies, now: float) -> list[Action]:
+            del self._rounds[number]
+            return then({rank: replies.get(rank) or RankReply(rank) for rank in asked}, now)
+
+        self._rounds[number] = one = Round(asked, end)
+        limit = now + _REPLY_TIMEOUT_S + _MORE_S.get(detail, 0.0)
+        one.limit(self._state.timers, Timer.QUERY, limit, of=number)
         return [Send(asked, RankQuery(number, detail))]
 
     def ask_stacks(self, ranks: Iterable[int], then: Continuation, now: float, *, native: bool = False) -> list[Action]:
@@ -110,26 +103,24 @@ class RankQueries:
     def wait_graph(self, replies: Replies, now: float) -> WaitGraph:
         """Return who waits for whom among the ranks that have replied to `ask_stacks`."""
         return find_wait_graph(
-            flights_of(replies), stacks_of(replies), kernel_waits_of(replies), self.helpers(replies, now)
+            flights_of(replies), dumps_of(replies), kernel_waits_of(replies), self.helpers(replies, now)
         )
 
     def show(self, now: float) -> list[Action]:
         def show(replies: Replies, now: float) -> list[Action]:
-            return self.ask_nccl(
-                replies, lambda nccl, now: [PrintSnapshot(self.snapshot(replies, now, nccl=nccl))], now
-            )
+            return self.ask_nccl(replies, lambda nccl, now: [PrintStacks(self.stacks(replies, now, nccl=nccl))], now)
 
         return self.ask_stacks(self._state.workers.working, show, now)
 
-    def snapshot(
+    def stacks(
         self, replies: Replies, now: float, *, native: bool = False, nccl: NcclReport | None = None
-    ) -> Snapshot:
+    ) -> JobStacks:
         """Return where the ranks are that have replied to `ask_stacks`, and NCCL's report from `ask_nccl`."""
         workers = self._state.workers
-        return Snapshot(
+        return JobStacks(
             time=now,
             hosts=workers.hosts,
-            dumps=stacks_of(replies),
+            dumps=dumps_of(replies),
             waits=kernel_waits_of(replies),
             flights=dict(self._state.flights),
             helpers=self.helpers(replies, now),
@@ -154,38 +145,16 @@ class RankQueries:
         lost = {rank: self._state.workers.lost_pool_workers(rank) for rank in replies}
         return helpers_of(replies, failures, lost)
 
-    def outcome(self, reason: EndReason, replies: Replies, now: float) -> JobOutcome:
-        """Return the outcome of a job that ends because of where its ranks are."""
-        return JobOutcome(
-            reason,
-            stacks=stacks_of(replies),
-            kernel_waits=kernel_waits_of(replies),
-            flights=dict(self._state.flights),
-            platform=self._state.platform,
-            helpers=self.helpers(replies, now),
-            decided_at=now,
-        )
-
     def handle(self, reply: RankReply, now: float) -> list[Action]:
-        pending = self._pending.get(reply.number)
-        if pending is None or reply.rank not in pending.missing:
-            return []
-        pending.replies[reply.rank] = reply
-        pending.missing.remove(reply.rank)
-        return [] if pending.missing else self._complete(reply.number, now)
-
-    def _complete(self, number: int, now: float) -> list[Action]:
-        """Continue with the replies so far: all have replied, or it has taken too long."""
-        self._state.timers.cancel_one(Timer.QUERY, number)
-        pending = self._pending.pop(number)
-        return pending.then(pending.replies, now)
+        one = self._rounds.get(reply.number)
+        return one.end(now) if one is not None and one.add(reply.rank, reply) else []
 
 
 def flights_of(replies: Replies) -> dict[int, Flight]:
     return {rank: reply.flight for rank, reply in replies.items() if reply.number}
 
 
-def stacks_of(replies: Replies) -> dict[int, str]:
+def dumps_of(replies: Replies) -> dict[int, str]:
     """Return the dumps of the fault handlers; empty for a rank that did not answer."""
     return {rank: reply.stacks for rank, reply in replies.items()}
 

@@ -11,8 +11,8 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_end import Stalled
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.analysis.verdict.stack_text import describe_stall
 from jaxrun.controller.head.head_state import HeadState, ToldStall
@@ -23,7 +23,7 @@ from jaxrun.controller.head.time_accounting import TimeAccounting
 from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action, PrintStallNotice
 from jaxrun.protocol.nccl_report import NcclReport
-from jaxrun.protocol.snapshot_messages import RankDetail
+from jaxrun.protocol.query_messages import RankDetail
 from jaxrun.text import format_seconds
 
 _MIN_LEARNED_CALLS = 20  # of each rank, before --stall-timeout auto knows what is usual
@@ -91,42 +91,42 @@ class StallChecks(Struct):
 
     def _end(self, check: StallCheck, replies: Replies, now: float) -> list[Action]:
         """End the job, once NCCL has said what it knows."""
-        outcome = self._queries.outcome(EndReason.STALL, replies, now)
+        text = ""
         if self._detector.longest_s is not None:
             idle, longest = format_seconds(check.idle_s), format_seconds(self._detector.longest_s)
             text = f"no rank has made a call for {idle}; the longest before was {longest}."
-            outcome = replace(outcome, text=text)
-        self._shutdown.prepare_abort(outcome)
-        return self._queries.ask_nccl(replies, partial(self._end_stalled, outcome, replies), now, at_end=True)
+        end = Stalled(self._queries.stacks(replies, now), text=text)
+        self._shutdown.prepare_abort(end, now)
+        return self._queries.ask_nccl(replies, partial(self._end_stalled, end), now, at_end=True)
 
-    def _end_stalled(self, outcome: JobOutcome, replies: Replies, nccl: NcclReport | None, now: float) -> list[Action]:
-        if self._state.outcome is not outcome:  # something else has ended the job meanwhile
+    def _end_stalled(self, end: Stalled, nccl: NcclReport | None, now: float) -> list[Action]:
+        if self._state.end is not end:  # something else has ended the job meanwhile
             return []
-        is_explained = have_explained(self._state, self._queries.snapshot(replies, now, nccl=nccl))
-        self._state.decide(replace(outcome, nccl=nccl, is_explained=is_explained))
+        stacks = replace(end.stacks, nccl=nccl)
+        self._state.refine(replace(end, stacks=stacks, is_explained=have_explained(self._state, stacks)))
         return self._shutdown.kill_all(now)
 
     def _tell(self, check: StallCheck, replies: Replies, nccl: NcclReport | None, now: float) -> list[Action]:
         """Report who waits for whom; if that is in doubt, only if NCCL confirms it."""
         if not self._state.is_healthy or (check.is_in_doubt and not (nccl and nccl.differing)):
             return []
-        snapshot, before = self._queries.snapshot(replies, now, nccl=nccl), self._state.stall
-        who_waits = _who_waits(snapshot)
-        self._state.stall = ToldStall(describe_stall(snapshot), who_waits, now - check.idle_s, now)
+        stacks, before = self._queries.stacks(replies, now, nccl=nccl), self._state.stall
+        who_waits = _who_waits(stacks)
+        self._state.stall = ToldStall(describe_stall(stacks), who_waits, now - check.idle_s, now)
         limit_s = self._detector.limit if check.is_half else 0.0
         is_as_before = before is not None and before.who_waits == who_waits
-        return [PrintStallNotice(snapshot, check.idle_s, limit_s, is_as_before)]
+        return [PrintStallNotice(stacks, check.idle_s, limit_s, is_as_before)]
 
 
-def have_explained(state: HeadState, snapshot: Snapshot) -> bool:
-    """Whether the last notice has told who waits for whom, and it is still so in this snapshot."""
+def have_explained(state: HeadState, stacks: JobStacks) -> bool:
+    """Whether the last notice has told who waits for whom, and these stacks still show it."""
     told = state.stall
-    return told is not None and told.who_waits == _who_waits(snapshot)
+    return told is not None and told.who_waits == _who_waits(stacks)
 
 
-def _who_waits(snapshot: Snapshot) -> Hashable:
-    """Return what each rank does, and NCCL's finding, to compare them with another snapshot's."""
-    states, nccl = wait_graph_of(snapshot).states, snapshot.nccl
+def _who_waits(stacks: JobStacks) -> Hashable:
+    """Return what each rank does, and NCCL's finding, to compare them with what others show."""
+    states, nccl = wait_graph_of(stacks).states, stacks.nccl
     return (
         tuple((rank, state.activity, state.place, state.errors) for rank, state in sorted(states.items())),
         nccl.differing if nccl is not None else (),

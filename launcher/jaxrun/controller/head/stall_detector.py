@@ -1,4 +1,4 @@
-"""Decides from successive snapshots whether a job hangs: it makes no progress, or ranks wait for finished ones."""
+"""Decides from successive replies of the ranks whether they hang: no progress, or they wait for finished ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.rank_state import IN_JAX, WAITING, Activity, RankState
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
-from jaxrun.controller.head.queries import Replies, flights_of, kernel_waits_of, stacks_of
+from jaxrun.controller.head.queries import Replies, dumps_of, flights_of, kernel_waits_of
 from jaxrun.protocol.flight_file import NOTHING
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 
 IDLE_CPU_FRACTION = 0.05  # of a core: a process that uses less is waiting
 _MIN_FILE_BYTES = 65536  # between two checks: a process that reads or writes less is not loading or saving anything
@@ -42,7 +42,7 @@ _LOCKS = {Activity.THREAD, Activity.ASLEEP, Activity.FILE_LOCK}
 
 
 class StallCheck(Struct, frozen=True):
-    """The result of one snapshot.
+    """The result of one query.
 
     idle_s:   seconds since the job made progress
     is_over:  the job has made no progress for as long as --stall-timeout allows
@@ -103,7 +103,7 @@ class StallDetector:
     def update(
         self, replies: Replies, now: float, helpers: Mapping[int, Helpers] | None = None, *, is_held: bool = False
     ) -> StallCheck:
-        """Evaluate one snapshot and update `wants_stacks` and `next_check_s` for the next.
+        """Evaluate the replies to one query and update `wants_stacks` and `next_check_s` for the next.
 
         is_held:  a debugger holds a rank, which counts as progress
         """
@@ -112,24 +112,21 @@ class StallDetector:
         self._previous = (now, replies, has_stacks)
         graph = WaitGraph({})
         if has_stacks:
-            graph = find_wait_graph(flights_of(replies), stacks_of(replies), kernel_waits_of(replies), helpers)
+            graph = find_wait_graph(flights_of(replies), dumps_of(replies), kernel_waits_of(replies), helpers)
         if _made_progress(before, replies, graph.states, now - then, polls=self._polls) or is_held:
-            self._restart(now)
+            self._progress_at = now
+            self._said_half = False
+            self._next_notice_s = min(self._next_notice_s, _MAX_FIRST_NOTICE * self._notice)
         idle = now - self._progress_at
         self._schedule(idle, len(replies))
         if not has_stacks:
             return StallCheck(idle)
         half = not self._said_half and self.limit / 2 <= idle < self.limit
         self._said_half |= half
-        # A single snapshot does not show whether a rank moves.
+        # A single reply does not show whether a rank moves.
         due = had_stacks and self._is_due(idle, graph)
         in_doubt = due and not half and _may_wait_for_a_result(graph, polls=self._polls)
         return StallCheck(idle, idle >= self.limit, half, due and not in_doubt, in_doubt)
-
-    def _restart(self, now: float) -> None:
-        self._progress_at = now
-        self._said_half = False
-        self._next_notice_s = min(self._next_notice_s, _MAX_FIRST_NOTICE * self._notice)
 
     def _schedule(self, idle: float, ranks: int) -> None:
         """Ask for stacks only if the job seems to stand still, because ranks receive a signal for them."""
@@ -156,10 +153,10 @@ class EarlyExitDetector:
     """Whether ranks wait forever for one that has finished.
 
     A rank may finish early as long as the others work. They wait in vain if each of them is in JAX and uses no CPU time
-    in two successive snapshots. If their calls show that they have entered one that needs the finished rank, their CPU
+    in two successive queries. If their calls show that they have entered one that needs the finished rank, their CPU
     time does not matter, because waiting for a GPU may cost some.
 
-    next_check_s:  seconds until the next snapshot
+    next_check_s:  seconds until the next query
     """
 
     def __init__(self, finished_at: float, *, has_calls: bool) -> None:
@@ -201,7 +198,7 @@ def _until(goal: float, idle: float, pause: float) -> float:
 def _made_progress(
     before: Replies, after: Replies, states: Mapping[int, RankState], seconds: float, *, polls: bool
 ) -> bool:
-    """Whether any rank did something between the snapshots; without stacks, CPU time is not evaluated."""
+    """Whether any rank did something between two queries; without stacks, CPU time is not evaluated."""
     if not before.keys() <= after.keys():  # a rank has ended
         return True
     pairs = {rank: (before.get(rank), reply) for rank, reply in after.items() if reply.number}

@@ -13,7 +13,7 @@ from msgspec import Struct
 from jaxrun.analysis.lockstep.compare import Compilation
 from jaxrun.controller.head.queries import Replies
 from jaxrun.controller.head.stall_detector import IDLE_CPU_FRACTION
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 
 _MIN_GAP_S = 0.5  # between the two times; the kernel counts CPU time in steps of 10 ms
 _MAX_RANKS = 64  # asked for stacks at once

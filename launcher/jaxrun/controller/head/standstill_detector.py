@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Diverged
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.lockstep.divergence import Divergence
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
@@ -23,7 +23,7 @@ from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import LOCKSTEP_CHECK, LOCKSTEP_RECORD
-from jaxrun.protocol.snapshot_messages import RankDetail, RankReply
+from jaxrun.protocol.query_messages import RankDetail, RankReply
 
 STANDSTILL_S = 10.0
 _CHECK_S = 2.5
@@ -87,7 +87,7 @@ class StandstillDetector(Struct):
             self._schedule(now)
             return []
         text = f"and have made no call for {STANDSTILL_S:.0f} s, so the job was ended"
-        return self._shutdown.abort(JobOutcome(EndReason.DIVERGED, text=text, decided_at=now), now)
+        return self._shutdown.abort(Diverged(text), now)
 
     def _find_stuck(self, flights: Mapping[int, Flight]) -> list[Divergence]:
         known = self._divergence.reports.shown

@@ -22,7 +22,7 @@ from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action, RecordStraggler
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.flight import Flight, parse_group
-from jaxrun.protocol.snapshot_messages import RankDetail, RecorderSnapshot
+from jaxrun.protocol.query_messages import FlightAtEnd, RankDetail
 
 _MAX_PAUSE_S = 0.1  # between two samples; the lengths differ, so samples fall on all moments of a step
 _GOLDEN_RATIO = 0.618
@@ -79,9 +79,9 @@ class StragglerDetector:
         self._compare(self._state.flights, now)
         return self._record()
 
-    def handle_recorder(self, snapshot: RecorderSnapshot, now: float) -> None:
-        if snapshot.core_wait_s:
-            self._add_core_wait(snapshot.rank, snapshot.core_wait_s, now)
+    def handle_recorder(self, event: FlightAtEnd, now: float) -> None:
+        if event.core_wait_s:
+            self._add_core_wait(event.rank, event.core_wait_s, now)
 
     def _take_sample(self, now: float) -> list[Action]:
         """Ask where the straggler is; if the others may not wait for it, first ask where one of them is."""

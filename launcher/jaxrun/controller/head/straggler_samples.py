@@ -8,7 +8,7 @@ from jaxrun.analysis.diagnosis.stacks import is_waiting_in_jax, main_stack
 from jaxrun.analysis.lockstep.call_waits import Party
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight, strip_directory
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 
 _SAMPLES, _MAX_TRIES = 4, 64  # samples of the straggler's stack: while others wait for it, and in all
 _WAITER_SAMPLES, _MIN_HITS = 24, 3  # samples of another rank's stack; at least this many must show it waiting

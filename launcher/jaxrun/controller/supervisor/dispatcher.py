@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jaxrun.analysis.verdict.phrasing import describe_loss
-from jaxrun.analysis.verdict.stack_text import format_snapshot, format_stall_notice
+from jaxrun.analysis.verdict.stack_text import describe_stacks, format_stall_notice
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.supervisor.job_server import JobServer
 from jaxrun.job_events.actions import (
@@ -17,7 +17,7 @@ from jaxrun.job_events.actions import (
     AnswerRequest,
     PrintLine,
     PrintLoss,
-    PrintSnapshot,
+    PrintStacks,
     PrintStallNotice,
     RecordLoss,
 )
@@ -69,8 +69,8 @@ class Dispatcher:
     def _prepare(self, action: Action) -> Action:
         """Log an action, and execute the parts that need neither agents nor output."""
         self._log(action)
-        if isinstance(action, PrintSnapshot):
-            return PrintLine(f"{action.heading}{format_snapshot(action.snapshot) or 'no rank has stacks to show yet'}")
+        if isinstance(action, PrintStacks):
+            return PrintLine(f"{action.heading}{describe_stacks(action.stacks) or 'no rank has stacks to show yet'}")
         if isinstance(action, PrintStallNotice):
             return PrintLine(_format_notice(action, self._files.shown_path))
         if isinstance(action, PrintLoss):
@@ -99,5 +99,5 @@ def _format_loss(loss: PrintLoss, headline: str) -> str:
 
 def _format_notice(notice: PrintStallNotice, run_dir: Path | None) -> str:
     return format_stall_notice(
-        notice.snapshot, notice.idle_s, run_dir, limit_s=notice.limit_s, is_as_before=notice.is_as_before
+        notice.stacks, notice.idle_s, run_dir, limit_s=notice.limit_s, is_as_before=notice.is_as_before
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Completed, EndedBySignal, Grown, Preempted
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict import verdict_text
 from jaxrun.analysis.verdict.decide import format_divergences, leave_out_told
 from jaxrun.analysis.verdict.goodput_text import Goodput
@@ -49,7 +50,7 @@ def open_output(
     """
     command = plan.launch_command
     # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
-    plain = command is not None and bool(command.attached_to)
+    plain = command is not None and command.attached
     colour_out, colour_err = (not plain and TerminalFormat.at(fd, environ).colour for fd in (1, 2))
     ranks = [worker.rank for worker in plan.workers]
     output = Output(
@@ -101,9 +102,9 @@ def describe_restart(verdict: Verdict, restart: Restart, run_dir: Path | None, n
     headline = verdict.headline.rstrip(".")  # may quote mpirun
     then = "\njaxrun: restarting" if "\n" in headline else "; restarting"
     text = f"attempt {verdict.attempt} of {restart.most} failed: {headline}{then}"
-    if verdict.outcome == EndReason.GROWN:
+    if verdict.outcome == Grown.reason:
         text = f"attempt {verdict.attempt} is over: {verdict.headline}; starting on more hosts"
-    if verdict.outcome in (EndReason.PREEMPTED, EndReason.INTERRUPTED):
+    if verdict.outcome in (Preempted.reason, EndedBySignal.reason):
         text = f"attempt {verdict.attempt} is over: {headline}; starting again once another pod is there"
     where = f"its log: {run_dir / verdict.log}" if run_dir is not None and verdict.log else ""
     more = "; ".join(filter(None, (_error_line(verdict.traceback), where, *news)))
@@ -169,8 +170,8 @@ def report_verdict(
     directory.write_text(rundir.VERDICT_FILE, text)
     directory.close()
     server.end(text)
-    left = format_divergences(outcome, verdict.hosts, but=outcome.shown_divergences)
-    if not (quiet and verdict.outcome == EndReason.OK and not verdict.details and not verdict.divergence):
+    left = format_divergences(outcome, but=outcome.shown_divergences)
+    if not (quiet and verdict.outcome == Completed.reason and not verdict.details and not verdict.divergence):
         shown = leave_out_told(verdict, outcome)
         output.print_text(verdict_text.format_report(shown, directory.shown_path, output.terminal, left))
     signals.receive()  # the job's own signals have been handled

@@ -20,15 +20,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Grown, HostCheckFailed, HostsNotBack, LostAtStart, Unavailable
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.roster import Roster
 from jaxrun.errors import JaxrunError
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.spec.backends.manual import replan_manual
 from jaxrun.spec.backends.planning import replan
 from jaxrun.spec.backends.remote_plan import starting_agents
+from jaxrun.spec.engines.by_hand import replan_manual
 from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.rank_placement import (
     LOST,
@@ -65,7 +66,7 @@ def plan_next_attempt(
     try:
         made = replan(plan, placed, environ)
     except JaxrunError as error:
-        if outcome.reason is EndReason.GROWN and found:  # no reason to end the job
+        if isinstance(outcome.end, Grown) and found:  # no reason to end the job
             return plan_next_attempt(plan, roster, outcome, (), environ)
         return Stop(f"the job cannot be placed on other hosts: {error}")
     agents = keep_agents(plan, roster, outcome, placed)
@@ -80,9 +81,11 @@ def choose_hosts(plan: Plan, roster: Roster, outcome: JobOutcome, found: Sequenc
     placed = use_spares(replace(plan.placement, spares=ready_spares(plan, roster, outcome)), lost)
     placed = leave_out_hosts(plan, placed, lost)
     placed = grow(placed, found, lost)
-    if failed := {plan.host_of[rank] for rank in outcome.failed_checks} & {*placed.hosts}:
-        why = f"no spare host is left for {', '.join(sorted(failed))}"
-        return Stop(why if plan.job.spares or plan.job.min_hosts else "")
+    if isinstance(outcome.end, HostCheckFailed):
+        left = {plan.host_of[rank] for rank in outcome.end.failed} & {*placed.hosts}
+        if left:
+            why = f"no spare host is left for {', '.join(sorted(left))}"
+            return Stop(why if plan.job.spares or plan.job.min_hosts else "")
     return placed
 
 
@@ -95,10 +98,12 @@ def usable_agents(plan: Plan, roster: Roster, outcome: JobOutcome) -> set[AgentI
 def lost_hosts(plan: Plan, roster: Roster, outcome: JobOutcome) -> set[str]:
     """Return the hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
     culprits = find_culprits(outcome.workers) if outcome.workers else []
-    lost = {worker.rank for worker in culprits if worker.lost_reason}
-    lost.update(outcome.unanswered, outcome.failed_checks, outcome.lost_early)
+    lost = {worker.rank for worker in culprits if worker.lost_reason}.union(outcome.unanswered)
+    match outcome.end:
+        case HostCheckFailed(failed=ranks) | LostAtStart(lost=ranks):
+            lost.update(ranks)
     reported = {rank for agent in roster.reports for rank in roster.ranks_of(agent)}
-    if outcome.reason is EndReason.UNAVAILABLE and reported:
+    if isinstance(outcome.end, Unavailable) and reported:
         lost.update(rank for rank in plan.host_of if rank not in reported)
     return {host for rank, host in plan.host_of.items() if rank in lost}
 
@@ -136,7 +141,7 @@ def wait_for_hosts(plan: Plan, roster: Roster, outcome: JobOutcome) -> Placement
     """
     usable, agents = usable_agents(plan, roster, outcome), plan.placement.agents
     gone = [agent for agent, ranks in agents.items() if ranks and agent not in usable]
-    if not plan.job.host_wait or not gone or outcome.not_back or outcome.failed_checks:
+    if not plan.job.host_wait or not gone or isinstance(outcome.end, HostsNotBack | HostCheckFailed):
         return None
     if plan.is_started_by_hand:
         return _await_commands(plan, roster, outcome, gone) if AgentId(0) not in gone else None
@@ -182,7 +187,8 @@ def regroup_agents(plan: Plan, roster: Roster, outcome: JobOutcome) -> Plan | St
     """Return the plan of another attempt with the agents that people started: all, or with --min-hosts fewer."""
     usable, agents = usable_agents(plan, roster, outcome), plan.placement.agents
     may_shrink = plan.job.min_hosts is not None and 0 in usable
-    failed = {agent for agent, ranks in agents.items() if outcome.failed_checks.keys() & set(ranks)}
+    unfit = outcome.end.failed.keys() if isinstance(outcome.end, HostCheckFailed) else ()
+    failed = {agent for agent, ranks in agents.items() if not set(ranks).isdisjoint(unfit)}
     made = replan_manual(plan, usable - failed) if may_shrink else plan
     if made is None or not made.placement.is_served_by(usable) or (failed and made is plan):
         return Stop("" if failed else "agents are gone that jaxrun did not start")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from jaxrun.analysis.diagnosis.job_end import HostCheckFailed, LostAtStart
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.controller.roster import Roster
@@ -34,11 +35,14 @@ def decide_quarantine(plan: Plan, roster: Roster, outcome: JobOutcome) -> Quaran
     far = {host for host, report in reports.items() if report.address != report.head_address}
     silent = {seat.host for seat in roster.seats.values() if seat.is_silent}  # a closed connection is not silence
     lost_spares = roster.lost_spares()
-    failed = {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.failed_checks.items()}
+    failed = {}
+    if isinstance(outcome.end, HostCheckFailed):
+        failed = {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.end.failed.items()}
     lost = {host: f"lost while it waited as a spare host: {why}" for host, why in lost_spares.items()}
     culprits = find_culprits(outcome.workers) if outcome.workers else []  # without victims of mpirun's end
     lost |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in culprits if worker.lost_reason}
-    lost |= {hosts[rank]: f"lost: {why}" for rank, why in outcome.lost_early.items()}
+    if isinstance(outcome.end, LostAtStart):
+        lost |= {hosts[rank]: f"lost: {why}" for rank, why in outcome.end.lost.items()}
     spared = {
         host: "no agent on another host has reported, so it may be that none can be reached from here"
         for host in lost

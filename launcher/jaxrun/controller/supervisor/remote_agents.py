@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_outcome import EndReason, JobOutcome
+from jaxrun.analysis.diagnosis.job_end import Unavailable
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import (
@@ -170,7 +171,7 @@ class RemoteAgents:
         self.launched = launched
         self._launch = launched.launch
         # Someone else started this process beside the agents, and sends it the signals that they get.
-        self._attached = bool(self._launch.command.attached_to)
+        self._attached = self._launch.command.attached
         self._search = None
         if not plan.is_started_by_hand:
             self._search = HostSearch(head.loop, clock, plan, shared.environ, agents.commands, shared.guard)
@@ -208,8 +209,9 @@ class RemoteAgents:
     def complete(self, outcome: JobOutcome) -> JobOutcome:
         """Note how the attempt ended; returns the outcome with what the launch command said, where that may be why."""
         self._log_dropped_peers()
-        if outcome.reason is EndReason.UNAVAILABLE and not self._roster.all_reported:
-            outcome = replace(outcome, text=self._launch.add_last_lines(outcome.text))
+        end = outcome.end
+        if isinstance(end, Unavailable) and not self._roster.all_reported:
+            outcome = replace(outcome, end=replace(end, text=self._launch.add_last_lines(end.text)))
         self._outcome = outcome
         self._roster.drain(outcome.drained)
         for link, connection in self._transport:

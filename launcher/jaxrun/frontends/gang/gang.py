@@ -32,7 +32,7 @@ from jaxrun.spec.job.fault_spec import FAULT_KINDS
 from jaxrun.spec.job.option_checks import PRELOAD_AUTO
 
 if TYPE_CHECKING:
-    from jaxrun.analysis.diagnosis.snapshot import Snapshot
+    from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 
 
 _YIELD_S = 0.02  # for another thread to get the lock
@@ -334,9 +334,9 @@ class Gang:
         """A text that says where all ranks are now, in groups; with `full`, all frames of each."""
         return self._job.stacks(full=full)
 
-    def rank_stacks(self) -> Snapshot:
+    def rank_stacks(self) -> JobStacks:
         """Return the same as a value. Raises JaxrunError if the ranks cannot be asked."""
-        return self._job.snapshot()
+        return self._job.rank_stacks()
 
     if not TYPE_CHECKING:  # else every name would be an attribute
 

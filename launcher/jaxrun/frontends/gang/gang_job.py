@@ -18,20 +18,20 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.frontends.gang.gang_errors import GangError, GangStartError, WorkerDied
 from jaxrun.frontends.gang.launcher_process import LauncherProcess
 from jaxrun.frontends.gang.main_imports import folder_of_main, imports_of_main
 from jaxrun.frontends.gang.rank_connections import RankConnections, RankListener
 from jaxrun.frontends.gang.spec import GangSpec
-from jaxrun.job_client.job_requests import format_stacks, request_overview, request_snapshot
+from jaxrun.job_client.job_requests import format_stacks, request_overview, request_stacks
 from jaxrun.node.forkserver.launcher_pool import pool_for
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.forkserver_messages import ImportedName, Preloaded
 from jaxrun.protocol.gang_messages import GangMessage, GangMessageKind, pack
 from jaxrun.protocol.job_messages import OrderedSignal, SignalOrder
-from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.protocol.query_messages import ProcessState
 from jaxrun.protocol.worker_messages import Done
 from jaxrun.records.rundir.recorded_files import read_job_events
 from jaxrun.spec.backends import LOCAL
@@ -167,16 +167,16 @@ class GangJob:
             return [rank for rank in ranks if rank in flights and flights[rank].compiling is not None]
         return []
 
-    def snapshot(self) -> Snapshot:
+    def rank_stacks(self) -> JobStacks:
         """Return where all ranks are. Raises GangError, UnavailableError or UsageError without an answer."""
         if self.stopped:
             raise GangError("their job is stopped")
-        return request_snapshot(self.launcher.job)
+        return request_stacks(self.launcher.job)
 
     def stacks(self, *, full: bool = False, raised: Mapping[int, str] | None = None) -> str:
-        """Return the same as text, in groups; with `full`, all frames of each. `raised`: see Snapshot."""
+        """Return the same as text, in groups; with `full`, all frames of each. `raised`: see JobStacks."""
         try:
-            return format_stacks(replace(self.snapshot(), raised=raised or {}), full=full)
+            return format_stacks(replace(self.rank_stacks(), raised=raised or {}), full=full)
         except JaxrunError as error:
             return f"cannot find out where they are: {error}"
 

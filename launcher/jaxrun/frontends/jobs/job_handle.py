@@ -14,7 +14,7 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.errors import UsageError
 from jaxrun.files.regular_files import open_regular
-from jaxrun.job_client.job_requests import format_stacks, request_snapshot
+from jaxrun.job_client.job_requests import format_stacks, request_stacks
 from jaxrun.job_client.job_requests import stop as end_job
 from jaxrun.job_client.running_job import find_running_job
 from jaxrun.records.event_log.event_log import EventLog, LoggedEvent
@@ -178,7 +178,7 @@ class Job:
         """
         link = find_running_job(self.run_dir, "jaxrun stacks")
         try:
-            return format_stacks(request_snapshot(link), full=full)
+            return format_stacks(request_stacks(link), full=full)
         finally:
             link.close()
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from jaxrun.analysis.diagnosis.doing import Doing
-from jaxrun.analysis.diagnosis.snapshot import Overview
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.lockstep.told_progress import find_told_step, seconds_left
 from jaxrun.analysis.verdict.goodput_text import Goodput
 from jaxrun.frontends.top.samples import take_samples

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.errors import JaxrunError, UsageError
 from jaxrun.frontends.gang.call_events import Disconnected, LauncherOutput, RankMessage, Returned
 from jaxrun.frontends.gang.gang import Gang, mark_broken
@@ -84,7 +84,7 @@ class RankSessions:
             self.abandon()
             raise
 
-    def snapshot(self) -> Snapshot | None:
+    def stacks(self) -> JobStacks | None:
         """Return where all ranks are; None if they could not be asked."""
         with contextlib.suppress(JaxrunError):
             return self.gang.rank_stacks()

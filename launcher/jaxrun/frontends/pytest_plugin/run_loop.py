@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from jaxrun.analysis.diagnosis.snapshot import Snapshot
+from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.stacks import main_stack
 from jaxrun.analysis.diagnosis.wait_graph import GroupCall, WaitGraph, wait_graph_of
 from jaxrun.analysis.lockstep.compare import find_lags
@@ -134,8 +134,8 @@ class RunLoop:
             return self._terminal.read(rank)
 
     def _has_abandoned_rank(self) -> bool:
-        snapshot = self._sessions.snapshot()
-        abandoned = describe_abandoned(wait_graph_of(snapshot, self._state.finished)) if snapshot is not None else ""
+        stacks = self._sessions.stacks()
+        abandoned = describe_abandoned(wait_graph_of(stacks, self._state.finished)) if stacks is not None else ""
         self._notes += [abandoned] if abandoned else []
         return bool(abandoned)
 
@@ -161,8 +161,8 @@ class RunLoop:
         divergence = self._find_divergence()
         cut_off = state.running if died is None else ()
         notes = [*self._notes, *(self._sessions.gang.stacks().splitlines() if cut_off and timeout is not None else [])]
-        snapshot = self._sessions.snapshot() if cut_off else None
-        ranks = {rank: self._rank_result(rank, died, snapshot) for rank in state.ranks}
+        stacks = self._sessions.stacks() if cut_off else None
+        ranks = {rank: self._rank_result(rank, died, stacks) for rank in state.ranks}
         if died is not None:
             notes += str(died).replace(divergence, "").splitlines()  # which --lockstep fail tells again
         elif not divergence:  # which is what the launcher has printed
@@ -185,15 +185,15 @@ class RunLoop:
         found = self._sessions.new_divergences() if may_be_told else []
         if not suspected or found:
             return "\n".join(found)
-        snapshot = self._sessions.snapshot()  # for which the launcher compares the ranks' flight recorders
+        stacks = self._sessions.stacks()  # for which the launcher compares the ranks' flight recorders
         until = time.monotonic() + _DIVERGENCE_REPORT_TIMEOUT_S
         while not found and (event := self._call.receive(until - time.monotonic())) is not None:
             self._handle(event)
             found = self._sessions.new_divergences()
-        lags = find_lags(snapshot.flights) if snapshot is not None else ()
+        lags = find_lags(stacks.flights) if stacks is not None else ()
         return "\n".join(found or (format_lag(lag, self._sessions.hosts) for lag in lags[:1]))
 
-    def _rank_result(self, rank: int, died: WorkerDied | None, snapshot: Snapshot | None) -> RankResult:
+    def _rank_result(self, rank: int, died: WorkerDied | None, stacks: JobStacks | None) -> RankResult:
         progress = self._state.ranks[rank]
         failed_at = progress.first_failure_at
         if progress.calls is not None:
@@ -205,8 +205,8 @@ class RunLoop:
         elif died is not None:
             cut_off, detail = PhaseState.STOPPED, "with the others"
         else:
-            cut_off, detail = _position(rank, snapshot)
-        graph = wait_graph_of(snapshot) if snapshot is not None else WaitGraph({})
+            cut_off, detail = _position(rank, stacks)
+        graph = wait_graph_of(stacks) if stacks is not None else WaitGraph({})
         waits_for = graph.awaited_by(rank) if cut_off is PhaseState.STUCK else ()
         captured = self._sessions.read_captured(rank)
         return RankResult(progress.reports, cut_off, detail, failed_at, captured, waits_for)
@@ -223,7 +223,7 @@ def describe_abandoned(graph: WaitGraph) -> str:
     return ""
 
 
-def _position(rank: int, snapshot: Snapshot | None) -> tuple[PhaseState, str]:
+def _position(rank: int, stacks: JobStacks | None) -> tuple[PhaseState, str]:
     """Whether a rank waits or computes, and where it is, as far as it is known."""
-    waits, dump = snapshot is None or snapshot.waits.get(rank), snapshot.dumps.get(rank, "") if snapshot else ""
+    waits, dump = stacks is None or stacks.waits.get(rank), stacks.dumps.get(rank, "") if stacks else ""
     return PhaseState.STUCK if waits else PhaseState.BUSY, find_place(main_stack(dump)).format()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxrun.analysis.diagnosis.snapshot import Overview
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.lockstep.told_progress import find_told_step, format_told_step
 from jaxrun.errors import JaxrunError
 from jaxrun.files.regular_files import open_regular

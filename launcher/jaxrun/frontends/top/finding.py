@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxrun.analysis.diagnosis.doing import Doing
-from jaxrun.analysis.diagnosis.snapshot import Overview
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.verdict.stack_text import format_straggler
 from jaxrun.frontends.top.samples import RankSample
 from jaxrun.text import agree, format_ranks, format_seconds

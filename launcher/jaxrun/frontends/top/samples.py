@@ -8,13 +8,13 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.doing import Doing, StandingOut
+from jaxrun.analysis.diagnosis.overview import Overview
 from jaxrun.analysis.diagnosis.rank_state import ACTIVITY_WORDS, Activity, find_kernel_activity
-from jaxrun.analysis.diagnosis.snapshot import Overview
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.analysis.lockstep.progress import GroupProgress, find_progress
 from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import NOTHING
-from jaxrun.protocol.snapshot_messages import ProcessState, RankReply
+from jaxrun.protocol.query_messages import ProcessState, RankReply
 from jaxrun.text import format_ranks
 
 _LATE_S = 1.0  # less is no reason to look

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrun.analysis.diagnosis.doing import StandingOut
-from jaxrun.analysis.diagnosis.snapshot import HostMemory
+from jaxrun.analysis.diagnosis.overview import HostMemory
 from jaxrun.frontends.top.rows import Row, group_samples
 from jaxrun.frontends.top.samples import RankSample
 from jaxrun.protocol.flight import ToldStep

@@ -25,7 +25,7 @@ from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.errors import EXIT_SIGNAL_BASE, JaxrunError
 from jaxrun.frontends.top.feed import INTERVAL_S, Feed
 from jaxrun.frontends.top.view import View, render, render_pages
-from jaxrun.job_client.job_requests import format_stacks, request_snapshot
+from jaxrun.job_client.job_requests import format_stacks, request_stacks
 from jaxrun.job_client.running_job import RunningJob, wait_for_job
 from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.terminal import PROSE_WIDTH, TerminalFormat, without_controls
@@ -134,7 +134,7 @@ class _Screen:
             self._pages = ""
         elif key == _STACKS:
             try:
-                self._pages = format_stacks(request_snapshot(self._job))
+                self._pages = format_stacks(request_stacks(self._job))
             except JaxrunError as error:
                 self._pages = f"no stacks: {error}"
 

@@ -23,8 +23,8 @@ from jaxrun.node.agent.oom import OomWatch
 from jaxrun.node.agent.pipes import OutputPipes, OutputSink, Pipe
 from jaxrun.node.agent.process_tree import kill_rest_of_group
 from jaxrun.node.agent.prompt_watch import PromptWatch
-from jaxrun.node.agent.snapshot_reader import SnapshotReader
 from jaxrun.node.agent.worker_group import WorkerGroup
+from jaxrun.node.agent.worker_inspector import WorkerInspector
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.channel.event_loop import LoopPart
 from jaxrun.protocol.agent_messages import (
@@ -42,12 +42,12 @@ from jaxrun.protocol.agent_messages import (
 )
 from jaxrun.protocol.debugpy_messages import DebugpyStart
 from jaxrun.protocol.env import STACKS_SIGNAL
-from jaxrun.protocol.snapshot_messages import (
+from jaxrun.protocol.query_messages import (
+    FlightAtEnd,
     ProgramDetailsReply,
     ProgramDetailsRequest,
     RankDetail,
     RankQuery,
-    RecorderSnapshot,
 )
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Done, Failed, MpiImported, ProfileCalls, WorkerStage
@@ -86,13 +86,13 @@ class Agent:
         self._memory_due = clock() + INTERVAL_S
         self._peak_bytes: dict[int, int] = {}  # of memory, by rank
         self._mpi_memory = MpiMemory(guard.add_file if guard is not None else lambda path: None)
-        self._snapshots = SnapshotReader(workers, output, self._memory, clock)
+        self._inspector = WorkerInspector(workers, output, self._memory, clock)
 
     def start(self) -> None:
         """Start the workers, and serve them in the loop from now on."""
         loop, workers = self._loop, self._workers
         loop.add_poller(self._pause_or_resume_output)
-        loop.add_timer(self._snapshots.deadline, self._report_snapshots)
+        loop.add_timer(self._inspector.deadline, self._report_replies)
         loop.add_timer(lambda: self._memory_due, self._watch_memory)
         loop.add_timer(lambda: self._prompts.deadline, self._report_prompt)
         events = workers.start()
@@ -102,7 +102,7 @@ class Agent:
 
     def close(self) -> None:
         """Deliver what is still in the pipes, and close everything."""
-        self._snapshots.close()
+        self._inspector.close()
         self._pipes.close()
         self._workers.close()
         self._mpi_memory.remove()
@@ -140,7 +140,7 @@ class Agent:
             case RankQuery():
                 if message.detail is RankDetail.SIGTERM:
                     self._pipes.read_ready()  # the line that tells was written a moment before
-                self._report_all(self._snapshots.request(rank, message))
+                self._report_all(self._inspector.request(rank, message))
             case ProgramDetailsRequest():
                 details = worker.flight.program_details(message.program)
                 last_calls = worker.flight.history(_CALLS_WITH_DETAILS)
@@ -159,7 +159,7 @@ class Agent:
     def on_child_exit(self) -> None:
         """Handle SIGCHLD: report the ends of workers, and the results of a py-spy that has ended."""
         self._reap()
-        self._report_snapshots()
+        self._report_replies()
 
     def _report_all(self, events: Iterable[AgentMessage]) -> None:
         for event in events:
@@ -243,10 +243,10 @@ class Agent:
     def _report_flight(self, worker: WorkerProcess) -> None:
         flight = worker.read_new_flight()
         if flight is not None:
-            self._report(RecorderSnapshot(worker.rank, flight, worker.core_wait_seconds()))
+            self._report(FlightAtEnd(worker.rank, flight, worker.core_wait_seconds()))
 
-    def _report_snapshots(self) -> None:
-        self._report_all(self._snapshots.poll())
+    def _report_replies(self) -> None:
+        self._report_all(self._inspector.poll())
 
     def _note_output(self, pipe: Pipe, data: bytes) -> None:
         if pipe.rank == self._reader:

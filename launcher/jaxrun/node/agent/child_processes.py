@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jaxrun.files import procfs
 from jaxrun.node.agent.process_tree import is_tracker
-from jaxrun.protocol.snapshot_messages import ChildProcess
+from jaxrun.protocol.query_messages import ChildProcess
 
 _MAX_CHILDREN = 16
 _MAX_COMMAND_LENGTH = 60  # characters

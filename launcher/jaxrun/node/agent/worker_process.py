@@ -21,7 +21,7 @@ from jaxrun.node.agent.process_tree import kill_group
 from jaxrun.node.agent.spawn import WorkerPipes
 from jaxrun.protocol.codec import MessageDecoder, encode, message_types
 from jaxrun.protocol.flight import Flight
-from jaxrun.protocol.snapshot_messages import ProcessState
+from jaxrun.protocol.query_messages import ProcessState
 from jaxrun.protocol.worker_messages import AgentToWorker, Failed, Hello, WorkerToAgent
 from jaxrun.spec.job.fault_spec import KILL
 

@@ -70,7 +70,7 @@ LoggedMessage = (
 )
 # Events that are frequent, answer the head's queries, or contain what a person types.
 _UNLOGGED = (
-    "Tick", "Requested", "TerminalLine", "RankReply", "RecorderSnapshot", "ProgramDetailsReply", "ClockReply",
+    "Tick", "Requested", "TerminalLine", "RankReply", "FlightAtEnd", "ProgramDetailsReply", "ClockReply",
     "CoordinatorReady", "Call", "PollCount", "SignalHandlers", "Interrupted",
     "DebuggerRequest", "DebuggerOutput", "DebuggerReadRequest", "DebuggerClosed",
     "LiveRanksAsked", "RequestInput", "RequestEnded", "DebugpyOutput", "DebugpyReady",

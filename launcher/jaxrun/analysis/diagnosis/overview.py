@@ -1,4 +1,4 @@
-"""What all ranks of a job do at one moment: where they are (stacks, time-outs) and how far they have come (`top`)."""
+"""How far the ranks of a job have come at one moment, and which resources they use: for `top`, metrics and the page."""
 
 from __future__ import annotations
 
@@ -8,46 +8,12 @@ from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.doing import Doing
 from jaxrun.analysis.diagnosis.error_choice import error_name
-from jaxrun.analysis.diagnosis.helpers import Helpers
 from jaxrun.analysis.diagnosis.job_outcome import WorkerOutcome
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.flight_file import NOTHING
-from jaxrun.protocol.nccl_report import NcclReport
-from jaxrun.protocol.snapshot_messages import RankReply
+from jaxrun.protocol.query_messages import RankReply
 from jaxrun.text import format_status
-
-
-class Snapshot(Struct, frozen=True):
-    """The stacks and calls of all ranks at one moment; all mappings are by rank.
-
-    time:      seconds since the epoch
-    dumps:     what each rank's fault handler wrote; empty for a rank that did not answer
-    waits:     the kernel function in which the rank's main thread sleeps, or its ProcessState
-    flights:   what the rank's flight recorder holds
-    finished:  the ranks whose program has ended
-    natives:   the rank's stack with C frames; None if it was not asked for
-    platform:     of the devices: "cpu", "gpu", …; empty if unknown
-    straggler:    the rank or host that slows the others down, if there is one
-    helpers:      the threads and processes that the rank has started; None if they were not asked for
-    nccl:         what NCCL's own service says; None if it was not asked, or has not answered
-    raised:       the error that the last call of a gang has raised on these ranks, by the name of its type
-    by_signal:    the types of exceptions by which a signal ends these ranks at this moment; they explain no hang
-    """
-
-    time: float
-    hosts: Mapping[int, str]
-    dumps: Mapping[int, str]
-    waits: Mapping[int, str]
-    flights: Mapping[int, Flight] = field(default_factory=dict)
-    finished: tuple[int, ...] = ()
-    natives: Mapping[int, str] | None = None
-    straggler: Straggler | None = None
-    platform: str = ""
-    helpers: Mapping[int, Helpers] | None = None
-    nccl: NcclReport | None = None
-    raised: Mapping[int, str] = field(default_factory=dict)
-    by_signal: tuple[str, ...] = ()
 
 
 class RankEnd(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The messages with which the head queries agents about their workers: snapshots, flight recorders, programs.
+"""The messages with which the head queries agents about their workers: stacks, flight recorders, programs.
 
 They belong to the messages of agent_messages.py.
 """
@@ -114,7 +114,7 @@ class ProcessState(enum.StrEnum):
     DISK = "D"  # waits in the kernel, where no signal reaches it, for a disk, a file server or a driver
 
 
-class RecorderSnapshot(Message, frozen=True):
+class FlightAtEnd(Message, frozen=True):
     """The flight recorder of a rank when its program ends, or after it has died.
 
     core_wait_s:  seconds that its threads have waited for a core; 0.0 if it has died

@@ -18,7 +18,7 @@ from jaxrun.node.agent.worker_group import WorkerGroup
 from jaxrun.node.agent.worker_process import WorkerProcess
 from jaxrun.node.channel.host_addresses import list_addresses
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
-from jaxrun.protocol.snapshot_messages import RankDetail, RankQuery, RankReply
+from jaxrun.protocol.query_messages import RankDetail, RankQuery, RankReply
 from jaxrun.records.output.noise import tells_of_sigterm
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _StacksRequest(Struct):
     due: float = 0.0
 
 
-class SnapshotReader:
+class WorkerInspector:
     """Answers the queries of the head. `clock` returns seconds since the epoch."""
 
     def __init__(
