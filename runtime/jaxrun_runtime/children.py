@@ -19,7 +19,7 @@ from jaxrun.protocol.names import CHILD_OF, COORDINATOR_ADDRESS, INITIALIZE_IN_C
 SITE = Path(__file__).parent / "child_site"
 _PYTHONPATH = "PYTHONPATH"
 # mpirun, srun and clouds set some of these to different values in each process; JAX and MPI read them.
-_CLUSTER_VARIABLES = (
+CLUSTER_VARIABLES = (
     *("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "PMIX_RANK"),
     *("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PALS_RANKID", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST"),
@@ -33,7 +33,7 @@ def tell_children(env: WorkerEnv, environ: MutableMapping[str, str]) -> None:
         "pid": os.getpid(),
         "says": what_initialize_says(env.rank),
         "coordinator": environ[COORDINATOR_ADDRESS],
-        "cluster": {name: environ.get(name) for name in _CLUSTER_VARIABLES},
+        "cluster": {name: environ.get(name) for name in CLUSTER_VARIABLES},
     }
     environ[CHILD_OF] = json.dumps(told)
     before = environ.get(_PYTHONPATH, "")

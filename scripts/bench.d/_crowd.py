@@ -50,6 +50,7 @@ from jaxrun.protocol.worker_messages import (
     WorkerStage,
 )
 from jaxrun.spec.backends import remote_plan
+from jaxrun.spec.engines.by_hand import BY_HAND
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan
 
@@ -98,7 +99,7 @@ def plan(size: int, culprit: int, directory: Path) -> Plan:
     argv = (sys.executable, __file__, str(size), str(culprit), str(directory / "crowd.json"))
     hosts = [_host(rank) for rank in range(size)]
     return remote_plan.plan_remote(
-        job, os.environ, secrets.token_hex(16), LaunchCommand("crowd", "the crowd", argv), hosts
+        job, os.environ, secrets.token_hex(16), LaunchCommand(BY_HAND, "the crowd", argv), hosts
     )
 
 

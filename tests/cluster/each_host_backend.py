@@ -1,6 +1,6 @@
-"""A backend as users may write one: ssh starts one agent on each host, which holds all ranks of that host.
+"""An engine as users may write one: ssh starts one agent on each host, which holds all ranks of that host.
 
-It is all that jaxrun must be told about such an engine, besides the line in the table of backends. The token stands in
+It is all that jaxrun must be told about such an engine, besides the row in the table of engines. The token stands in
 the words of a command here, where others can read it: a real backend must send it another way.
 """
 
@@ -15,6 +15,7 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_ranks
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.engine import Engine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 
@@ -27,6 +28,7 @@ remote = {host: f"{start} {shlex.join(words)}" for host, words in commands.items
 started = [subprocess.Popen(["ssh", host, line], stdin=subprocess.DEVNULL) for host, line in remote.items()]
 sys.exit(max([process.wait() for process in started]))
 """
+EACH_HOST = Engine(key="each-host", title="ssh to each host")
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
@@ -37,7 +39,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str) -> Plan:
     commands = {host: [*AGENT_ARGV, f"{ranks[0]}-{ranks[-1]}", str(len(hosts))] for host, ranks in ranks_of.items()}
     told = json.dumps([os.getcwd(), forwarded_variables(environ, job.env), commands])
     command = LaunchCommand(
-        engine="",
+        engine=EACH_HOST,
         title="ssh to each host",
         argv=(sys.executable, "-c", _START, told),
         agents={AgentId(ranks[0]): tuple(ranks) for ranks in ranks_of.values()},

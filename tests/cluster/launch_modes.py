@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import sshd
 
-from jaxrun.spec.backends import mpi_families
+from jaxrun.spec.backends.mpirun import identify_version
 
 ENGINES = Path(__file__).parents[2] / ".engines"
 PYTHON = sys.executable
@@ -151,5 +151,5 @@ def _title(engine: Engine) -> str:
     version_text = done.stdout
     if not engine.name:
         return f"{engine.label} {version_text.split()[-1]}"
-    family = mpi_families.identify_family(version_text)
-    return f"{family.title} {family.version(version_text)}" if family else engine.label
+    found = identify_version(version_text)
+    return f"{found[0].title} {found[1].version(version_text)}" if found else engine.label

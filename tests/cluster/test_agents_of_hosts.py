@@ -14,12 +14,13 @@ from harness import write_fake_runtime
 from launch_modes import PYTHON
 
 HERE = Path(__file__).parent
-# jaxrun with one more line in its table of backends.
+# jaxrun with one more row in its table of engines.
 JAXRUN = f"""
 import sys
 sys.path.append({str(HERE)!r})
-from jaxrun.spec import backends
-backends.BACKENDS["each-host"] = backends.Backend("each_host_backend", (*backends.HOST_OPTIONS, "host list"))
+from jaxrun.spec import engines
+options = (*engines.HOST_OPTIONS, engines.HOST_LIST)
+engines.ENGINES["each-host"] = engines.Row("each_host_backend:EACH_HOST", options=options)
 from jaxrun.__main__ import entry
 entry()
 """

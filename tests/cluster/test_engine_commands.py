@@ -47,8 +47,9 @@ with open(os.path.join(sys.argv[1], f"rank-{rank}.json"), "x") as file:
 """
 # Makes the plan as the launcher would where it runs, starts it with the probe, and prints what was planned.
 STARTS = """
-import importlib, json, os, subprocess, sys
+import json, os, subprocess, sys
 from jaxrun.errors import JaxrunError
+from jaxrun.spec.backends.planning import make_plan
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV
 from jaxrun.protocol.env import AgentEnv
@@ -56,7 +57,7 @@ directory, probe, backend, fields, *names = sys.argv[1:]
 env = {"JRTB_LAST": os.environ["JRTB_LAST"]}
 try:
     job = Job(program=("p",), backend=backend, env=env, **json.loads(fields))
-    made = importlib.import_module(f"jaxrun.spec.backends.{backend}").plan(job, os.environ, "ab" * 16)
+    made = make_plan(job, os.environ, "ab" * 16)
 except JaxrunError as error:
     sys.exit(str(error))
 command = made.launch_command

@@ -187,6 +187,7 @@ LAUNCHER = """
 import json, os, sys
 from pathlib import Path
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
@@ -199,7 +200,7 @@ if "run_dir" in options:
 if "chaos" in options:
     options["chaos"] = parse_faults(options["chaos"])
 size = len(codes)
-command = LaunchCommand("open-mpi", "a script", ("/bin/sh", script, str(size)))
+command = LaunchCommand(OPEN_MPI, "a script", ("/bin/sh", script, str(size)))
 job = Job(program=("p", *codes), processes=size, backend="mpirun", platform="cpu", **options)
 plan = plan_remote(job, os.environ, os.urandom(16).hex(), command, ["?"] * size)
 sys.exit(run(plan, dict(os.environ)))

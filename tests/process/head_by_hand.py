@@ -42,6 +42,7 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.probe_messages import FabricFacts, Machine
 from jaxrun.records.rundir.rundir import RunDir
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.options import HOST_TIMEOUT_S
 from jaxrun.spec.job.plan import LaunchCommand
@@ -144,7 +145,7 @@ class Screen:
 class HeadByHand:
     """The RemoteAgents of one attempt after the other, in a thread each; a head that only collects events."""
 
-    def __init__(self, attached_to="", **wanted):
+    def __init__(self, *, attached=False, **wanted):
         self._quiet = socket.socketpair()
         self.roster = Roster(waits="wait_hosts" in wanted)
         self.head, self._screen = Head(self.roster), Screen()
@@ -169,9 +170,9 @@ class HeadByHand:
             history=JobHistory(0.0, 0.0),
         )
         command = LaunchCommand(
-            "slurm", "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"), survive_host_loss=True
+            SLURM, "srun", ("/bin/sleep", "600"), agent_hosts=("h1", "h2", "h3"), survive_host_loss=True
         )
-        command = replace(command, attached_to=attached_to)
+        command = replace(command, attached=attached)
         job = Job(program=("train.py",), processes=2, backend="slurm", **wanted)
         self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
         self._launched = LaunchedAgents(LaunchProcess(command, {}, None))

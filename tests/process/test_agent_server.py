@@ -53,7 +53,7 @@ def waiting():
 @pytest.fixture
 def attached():
     """The same, where an srun has started the head's process beside the agents."""
-    with contextlib.closing(HeadByHand("an srun")) as made:
+    with contextlib.closing(HeadByHand(attached=True)) as made:
         yield made
 
 

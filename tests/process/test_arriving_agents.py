@@ -17,7 +17,7 @@ from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, Shutd
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.probe_messages import Machine
-from jaxrun.spec.backends import manual
+from jaxrun.spec.engines import by_hand
 from jaxrun.spec.job.job import Job
 
 TOKEN = "7" * 64
@@ -29,7 +29,7 @@ def plan(**wanted):
         program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7",
         processes_per_host=1, max_restarts=1, wait_hosts=60.0, **wanted,
     )  # fmt: skip
-    return manual.plan(job, {}, "ab" * 16, Machine("h1", (0, 1), {}, False, False))
+    return by_hand.plan(job, {}, "ab" * 16, Machine("h1", (0, 1), {}, False, False))
 
 
 class Port:

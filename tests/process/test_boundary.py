@@ -20,6 +20,7 @@ from jaxrun.protocol.codec import message_types
 from jaxrun.protocol.names import CHILD_OF, SUBCOMMANDS
 from jaxrun.protocol.worker_messages import AgentToWorker, WorkerToAgent
 from jaxrun.spec.backends import BACKENDS
+from jaxrun.spec.engines import ENGINES
 from jaxrun.spec.job.option_declaration import options_of
 from jaxrun.spec.job.options import JobOptions
 
@@ -80,9 +81,13 @@ for name in {_MODULES!r}:
         ("jaxrun.node.forkserver.prestart", "re msgspec pathlib click json"),
         (
             "jaxrun.controller.supervisor.local_job",
-            "dataclasses difflib ipaddress random secrets shutil statistics subprocess tempfile",
+            "dataclasses difflib ipaddress random secrets shutil statistics subprocess tempfile "
+            "jaxrun.spec.engines.lookup",
         ),
-        ("jaxrun.node.agent.__main__, jaxrun.node.agent.agent_process", "dataclasses ipaddress random statistics"),
+        (
+            "jaxrun.node.agent.__main__, jaxrun.node.agent.agent_process",
+            "dataclasses ipaddress random statistics jaxrun.spec.engines.rank_info jaxrun.spec.engines.slurm",
+        ),
     ],
 )
 def test_a_start_imports_little(module, slow):
@@ -131,11 +136,12 @@ def test_packages_of_the_launcher_import_only_what_stands_below_them():
 
 @pytest.mark.parametrize("top", [_LAUNCHER / "jaxrun", _RUNTIME / "jaxrun_runtime"], ids=["launcher", "runtime"])
 def test_files_import_each_other_in_no_circle(top: Path) -> None:
-    """Imports within functions, and for type checkers only, count as well; so do the backends, named in a table."""
+    """Imports within functions, and for type checkers only, count as well; so do backends and engines, of tables."""
     files = {_module(path): path for path in top.rglob("*.py")}
     graph = {module: _imported_modules(path, files) for module, path in files.items()}
     if planning := graph.get("jaxrun.spec.backends.planning"):
         planning.update(filter(None, (backend.module for backend in BACKENDS.values())))
+        graph["jaxrun.spec.engines.lookup"].update(row.module for row in ENGINES.values())
     assert list(TopologicalSorter(graph).static_order())
 
 
@@ -149,6 +155,7 @@ def test_a_module_is_imported_by_a_string_only_where_a_table_or_a_message_names_
     assert importers <= {
         "jaxrun",  # what the package offers is loaded when it is asked for
         "jaxrun.spec.backends.planning",  # the table of backends
+        "jaxrun.spec.engines.lookup",  # the table of engines
         "jaxrun.protocol.payload",  # a function of the runtime that a message names
     }
 

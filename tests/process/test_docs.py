@@ -236,8 +236,8 @@ def test_the_page_of_the_socket_has_each_message_of_it() -> None:
     assert f"version={SOCKET_VERSION})" in page and '"v": ' not in page
 
 
-def test_the_example_of_a_backend_is_the_one_that_is_tested() -> None:
-    assert (ROOT / "tests/unit/pbs_example.py").read_text() in (ROOT / "docs/contributing.md").read_text()
+def test_the_example_of_an_engine_is_the_one_that_is_tested() -> None:
+    assert (ROOT / "tests/unit/jsm_example.py").read_text() in (ROOT / "docs/contributing.md").read_text()
 
 
 def test_the_matrix_has_every_row_that_is_tried_and_no_failure() -> None:

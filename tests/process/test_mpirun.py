@@ -13,6 +13,8 @@ from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 from jaxrun.spec.backends.mpi_hosts import HostSlots, place_on_hosts
 from jaxrun.spec.backends.mpirun import plan
 from jaxrun.spec.backends.slurm_allocation import Allocation
+from jaxrun.spec.engines.mpich import MPICH
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV
 
@@ -117,7 +119,7 @@ def test_the_plan_names_the_variables_and_never_their_values(install):
     environ = install(_OPEN_MPI) | {"XLA_FLAGS": "--of=somebody", "HOME": "/root"}
     made = _planned(environ, host_list="h1:2,h2:1", env={"HF_TOKEN": "hunter2"})
     argv = made.launch_command.argv
-    assert (made.launch_command.engine, made.launch_command.title) == ("open-mpi", "Open MPI 5.0.11")
+    assert (made.launch_command.engine, made.launch_command.title) == (OPEN_MPI, "Open MPI 5.0.11")
     assert argv[0] == f"{environ['PATH'].split(':')[0]}/mpirun" and argv[-len(AGENT_ARGV) :] == AGENT_ARGV
     exported = {name for option, name in itertools.pairwise(argv) if option == "-x"}
     assert {"HF_TOKEN", "XLA_FLAGS", "PATH", *AgentEnv.variable_names()} == exported
@@ -156,7 +158,7 @@ def test_a_hostfile_of_either_spelling_is_translated_for_the_family(install, tmp
     (tmp_path / "hosts").write_text("h1 slots=2\nh2:1\n")
     made = _planned(install(_HYDRA), hostfile=tmp_path / "hosts")
     assert "-hosts h1:2,h2:1" in " ".join(made.launch_command.argv)
-    assert (made.launch_command.engine, made.launch_command.set_env) == ("hydra", {})
+    assert (made.launch_command.engine, made.launch_command.set_env) == (MPICH, {})
 
 
 @pytest.mark.parametrize(

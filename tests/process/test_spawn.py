@@ -12,7 +12,6 @@ from harness import kill, wait_until
 from msgspec.structs import replace
 
 from jaxrun.controller.supervisor.launch_process import LOG_NAME, LaunchProcess
-from jaxrun.controller.supervisor.local_job import setup_of
 from jaxrun.node.agent import spawn
 from jaxrun.node.agent.guard import find_marked, job_marker
 from jaxrun.node.forkserver import client
@@ -21,6 +20,8 @@ from jaxrun.protocol.flight_file import TEXT_OFFSET
 from jaxrun.protocol.worker_command import runtime_directory
 from jaxrun.records.output.rank_logs import RankLogs
 from jaxrun.records.rundir.rundir import RunDir, create
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
+from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
@@ -39,6 +40,12 @@ def _plan(*argv):
         device_names=(),
         fork=False,
     )
+
+
+def setup_of(plan, environ, run_dir="", flight_dir=None):
+    """How to start the workers of a plan; `environ` is the agent's own."""
+    workers = tuple(replace(plan.worker_env(worker, run_dir=run_dir), rank_token="cd" * 16) for worker in plan.workers)
+    return spawn.WorkerSetup(plan.argv, plan.base_env(environ), workers, flight_dir, plan.job.wrap)
 
 
 def _spawn(setup, rank):
@@ -138,11 +145,9 @@ def launch(tmp_path):
     job_id = os.urandom(16).hex()
     begun = []
 
-    def run(script, directory=tmp_path, **environ):
+    def run(script, directory=tmp_path, engine=OPEN_MPI, **environ):
         environ = {"PATH": os.environ["PATH"], "JAXRUN_JOB_ID": job_id, **environ}
-        begun.append(
-            LaunchProcess(LaunchCommand("open-mpi", "Open MPI 5", ("/bin/sh", "-c", script)), environ, directory)
-        )
+        begun.append(LaunchProcess(LaunchCommand(engine, "Open MPI 5", ("/bin/sh", "-c", script)), environ, directory))
         return begun[-1]
 
     yield run
@@ -239,13 +244,13 @@ def test_its_environment_is_what_it_is_given_and_nothing_else(launch):
 
 def test_srun_names_the_agents_that_have_ended_with_an_error(launch):
     said = "srun: error: h2: task 1: Exited with exit code 69\nsrun: error: h3: tasks 4-5,7: Exited with exit code 1\n"
-    assert ended(launch(f"printf '%s' '{said}'")).failed_agents() == {1, 4, 5, 7}
-    assert ended(launch("echo 'srun: error: h1: task 0: Killed'")).failed_agents() == set()
+    assert ended(launch(f"printf '%s' '{said}'", engine=SLURM)).failed_agents() == {1, 4, 5, 7}
+    assert ended(launch("echo 'srun: error: h1: task 0: Killed'", engine=SLURM)).failed_agents() == set()
 
 
 def test_one_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        LaunchProcess(LaunchCommand("slurm", "srun", (str(tmp_path / "srun"),)), {}, None)
+        LaunchProcess(LaunchCommand(SLURM, "srun", (str(tmp_path / "srun"),)), {}, None)
 
 
 def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
@@ -266,7 +271,9 @@ def test_no_planted_link_is_written_through(tmp_path, monkeypatch):
     setup = setup_of(plan, os.environ, str(run), run)
     pid, pipes = spawn.spawn(setup, setup.workers[0])
     pipes.close()
-    launch = LaunchProcess(LaunchCommand("", "a launch command", ("/bin/sh", "-c", "echo output")), os.environ, run)
+    launch = LaunchProcess(
+        LaunchCommand(OPEN_MPI, "a launch command", ("/bin/sh", "-c", "echo output")), os.environ, run
+    )
     os.waitpid(pid, 0)
     os.waitpid(launch.pid, 0)
     assert launch.read() == b"output\n"

@@ -5,8 +5,9 @@ from simulation import JOB_ID, seated
 
 from jaxrun.controller.supervisor.next_attempt_hosts import plan_next_attempt
 from jaxrun.protocol.probe_messages import Machine
-from jaxrun.spec.backends import manual
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines import by_hand
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 
@@ -21,7 +22,7 @@ def hand_plan(each=1, **wanted):
         program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7",
         processes_per_host=each, **options,
     )  # fmt: skip
-    return manual.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
+    return by_hand.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
 
 
 def mpirun_plan(hosts=("h1", "h1", "h2", "h2"), *, spares=(), **wanted):
@@ -29,9 +30,7 @@ def mpirun_plan(hosts=("h1", "h1", "h2", "h2"), *, spares=(), **wanted):
     options = {"max_restarts": 1, "wait_hosts": WAIT, "init_timeout": INIT, "spares": len(spares), **wanted}
     job = Job(program=("train.py",), backend="mpirun", platform="cpu", processes=len(hosts), **options)
     argv, all_hosts = ("mpirun", "python", "-m", "jaxrun.node.agent"), (*hosts, *spares)
-    command = LaunchCommand(
-        "open-mpi", "mpirun", argv, agent_hosts=all_hosts, size=len(hosts), survive_host_loss=True, agents_stay=True
-    )
+    command = LaunchCommand(OPEN_MPI, "mpirun", argv, agent_hosts=all_hosts, size=len(hosts), survive_host_loss=True)
     return plan_remote(job, {}, JOB_ID, command, hosts, (), spares)
 
 

@@ -10,7 +10,6 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadJob, HeadOptions, TimeLimits
-from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import LinkId
 from jaxrun.job_events.actions import (
@@ -54,13 +53,16 @@ from jaxrun.protocol.worker_messages import (
     StartCoordinator,
 )
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 from jaxrun.spec.job.rank_placement import agents_by_rank
+from jaxrun.spec.job.worker_assignment import LauncherSettings
 
 JOB_ID = "ab" * 16
 REAPED_AFTER_S = 0.001
+PLANNED = {"gpu": "cuda"}  # what the plan calls the platform that JAX calls so
 IN_JAX = """Thread 0x1 (most recent call first):
   File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 1 in _value
   File "/home/me/train.py", line 2 in <module>
@@ -174,8 +176,17 @@ class Simulation:
             "keep_survivors": keep_survivors,
             "returns": returns,
         }
-        asked = HeadOptions("127.0.0.1", **options)
-        self.head = Head(HeadJob(self.hosts, agents_by_rank(size), expected, limits, asked), 0.0)
+        asked = HeadOptions(has_other_clocks=False, **options)
+        registry = make_registry(size, platform=PLANNED.get(platform, platform), devices_per_process=local_devices)
+        self.head = Head(HeadJob(self.hosts, agents_by_rank(size), expected, limits, asked), 0.0, registry)
+        for rank in range(size):  # what their agents are told to start is nobody's concern here
+            self.head.handle(self._report(rank), 0.0)
+
+    def _report(self, rank):
+        host = self.hosts.get(rank, "h9")
+        ranks = sum(other == host for other in self.hosts.values())
+        gpus = range(ranks * (self.local_devices or 1)) if self.platform in PLANNED else ()
+        return report(rank, host, self.size, gpus=gpus)
 
     def handle(self, *events):
         """Events that arrive now."""
@@ -367,7 +378,7 @@ def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared
     """Where the agents of a job of so many ranks report; `wanted` are fields of its Job."""
     job = Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", "processes": size, **wanted})
     command = LaunchCommand(
-        "open-mpi", "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
+        OPEN_MPI, "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
     )
     plan = plan_remote(job, {}, JOB_ID, command, ["?"] * size)
     return AgentRegistry(

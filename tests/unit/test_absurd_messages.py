@@ -222,14 +222,15 @@ class Server:
 class Job:
     """A head with all that it speaks to on its side; the answers to its questions are absurd, too."""
 
-    def __init__(self, limits, lockstep, *, registry, terminal, reports_kills):
+    def __init__(self, limits, lockstep, *, agents_late, terminal, reports_kills):
         self.now = 0.0
         self.reports_kills = reports_kills
         self.outcome: JobOutcome | None = None
         expected = Expected(SIZE, JOB_ID, "cpu", 1)
-        agents = make_registry(SIZE) if registry else None
-        options = HeadOptions("127.0.0.1", lockstep, no_terminal="" if terminal else "it has none")
-        head = Head(HeadJob(HOSTS, agents_by_rank(SIZE), expected, limits, options), 0.0, agents)
+        options = HeadOptions(agents_late, lockstep, no_terminal="" if terminal else "it has none")
+        head = Head(HeadJob(HOSTS, agents_by_rank(SIZE), expected, limits, options), 0.0, make_registry(SIZE))
+        for rank in () if agents_late else range(SIZE):
+            head.handle(report(rank, HOSTS[rank], SIZE), 0.0)
         self.dispatcher = Dispatcher(head, Files(), Server(), lambda: self.now)
         self.answers = self.details = None
 
@@ -323,7 +324,7 @@ def test_whatever_agents_say_the_head_raises_nothing_and_two_signals_end_the_job
 
     @given(some_limits, lockstep, begun, st.booleans(), st.booleans(), st.booleans(), STEPS, ANSWERS, DETAILS)
     def survive(limits, lockstep, begun, registry, terminal, reports_kills, steps, answers, details):
-        job = Job(limits, lockstep, registry=registry, terminal=terminal, reports_kills=reports_kills)
+        job = Job(limits, lockstep, agents_late=registry, terminal=terminal, reports_kills=reports_kills)
         first = regular_events(registry)
         job.handle(*first[: begun and begun + len(first) - len(regular_events(False))])
         job.answers, job.details = cycle(answers), cycle(details)

@@ -4,9 +4,8 @@ import pytest
 from msgspec.structs import replace
 from simulation import HEAD_ADDRESS, make_registry, report
 
-from jaxrun.controller.head.consistency import Expected
-from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.spec.job.worker_assignment import reachable_address
 
 
 def assign(hosts, /, *, changes=None, given=None, run_dir="/shared/run", gpus=None, **wanted):
@@ -47,7 +46,7 @@ def test_start_messages_are_sorted_by_rank_and_describe_the_job():
     assert {start.program for start in assignment.starts} == {("train.py", "--steps", "3")}
     assert all(start.environment["A"] == "b" for start in assignment.starts)
     assert all(start.worker.init_timeout == 120.0 for start in assignment.starts)
-    assert assignment.expected == Expected(3, "ab" * 16 + "-1", "cpu", 1)
+    assert (assignment.platform, assignment.local_devices) == ("cpu", 1)
     assert assignment.notes == ()
 
 
@@ -99,7 +98,7 @@ def test_ranks_share_the_threads_of_the_cores_that_they_share(hosts, cpus, threa
 def test_simulated_devices_are_requested_on_every_host():
     assignment = assign(["h1", "h2"], devices_per_process=4)
     assert [start.environment["JAX_NUM_CPU_DEVICES"] for start in assignment.starts] == ["4", "4"]
-    assert assignment.expected.local_devices == 4 and ordinals(assignment) == [(), ()]
+    assert assignment.local_devices == 4 and ordinals(assignment) == [(), ()]
 
 
 FOUR = ("0", "1", "2", "3")
@@ -126,7 +125,7 @@ GPUS = {
 def test_gpus_are_divided_among_the_local_ranks_that_see_them(hosts, gpus, wanted, expected, notes):
     assignment = assign(hosts, gpus=dict(enumerate(gpus)), **{"platform": "auto", **wanted})
     assert ordinals(assignment) == expected and assignment.notes == notes
-    assert assignment.expected.platform == "cuda" and assignment.expected.local_devices == len(expected[0])
+    assert assignment.platform == "cuda" and assignment.local_devices == len(expected[0])
     assert all(start.environment["JAX_PLATFORMS"] == "cuda,cpu" for start in assignment.starts)
 
 
@@ -164,7 +163,7 @@ def test_a_host_without_the_requested_devices_is_named():
 def test_gpus_without_jaxs_plugin_leave_the_job_on_cpu_with_a_note():
     changes = {rank: {"cuda_plugin": False} for rank in range(2)}
     assignment = assign(["h1", "h2"], gpus=dict.fromkeys(range(2), FOUR), changes=changes, platform="auto")
-    assert assignment.expected.platform == "cpu" and ordinals(assignment) == [(), ()]
+    assert assignment.platform == "cpu" and ordinals(assignment) == [(), ()]
     assert len(assignment.notes) == 1 and "plugin for CUDA is not installed" in assignment.notes[0]
 
 

@@ -10,7 +10,7 @@ from jaxrun.controller.supervisor.earlier_head import FoundAgents, continue_job
 from jaxrun.controller.supervisor.transport import ConnectedAgent
 from jaxrun.protocol.job_record import AttemptEnd, JobRecord
 from jaxrun.protocol.probe_messages import Machine
-from jaxrun.spec.backends import manual
+from jaxrun.spec.engines import by_hand
 from jaxrun.spec.job.job import Job
 
 HOSTS = {0: "h1", 1: "h2", 2: "h3"}
@@ -24,7 +24,7 @@ def plan(**wanted):
         program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7",
         processes_per_host=1, **options,
     )  # fmt: skip
-    return manual.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
+    return by_hand.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
 
 
 def found(*agents, record=RECORD):

@@ -23,7 +23,7 @@ from jaxrun.spec.job.rank_placement import agents_by_rank
 def startup(hosts, **wanted):
     """The start-up of a job with a rank on each of `hosts`, whose agents have all reported; and what it does next."""
     registry = make_registry(len(hosts), **wanted)
-    start = Startup(dict.fromkeys(range(len(hosts)), "?"), Expected(len(hosts), "", "cpu", 1), "", registry)
+    start = Startup(dict.fromkeys(range(len(hosts)), "?"), Expected(len(hosts), "", "cpu", 1), registry)
     actions = [start.handle(report(rank, host, len(hosts))) for rank, host in enumerate(hosts)]
     assert actions[:-1] == [[] for _ in hosts[1:]]
     return start, actions[-1]
@@ -83,7 +83,7 @@ def test_hosts_that_cannot_connect_start_nothing_once_all_have_probed():
 
 def test_the_address_of_the_heads_own_host_is_the_one_that_the_others_use():
     registry = make_registry(2, probe_hosts=True)
-    start = Startup({0: "?", 1: "?"}, Expected(2, "", "cpu", 1), "", registry)
+    start = Startup({0: "?", 1: "?"}, Expected(2, "", "cpu", 1), registry)
     start.handle(report(0, "h1", 2, address="127.0.0.1", head_address="127.0.0.1"))
     start.handle(report(1, "h2", 2))
     tell_facts(start, 0, "h1")

@@ -17,7 +17,6 @@ from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadJob, TimeLimits
 from jaxrun.controller.head.host_wait import LOOK_INTERVAL_S
-from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_loop import make_head
 from jaxrun.controller.supervisor.next_attempt_hosts import plan_next_attempt
@@ -30,8 +29,9 @@ from jaxrun.protocol.job_messages import OverviewRequest
 from jaxrun.protocol.job_record import AttemptEnd, JobRecord
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_messages import MpiImported
-from jaxrun.spec.backends import manual
+from jaxrun.spec.engines import by_hand
 from jaxrun.spec.job.job import Job
+from jaxrun.spec.job.worker_assignment import LauncherSettings
 
 
 class Starting:
@@ -258,7 +258,7 @@ def test_the_head_that_goes_away_leaves_the_job_to_the_one_that_takes_its_place(
 def test_pods_know_their_job_by_its_token_where_their_run_directory_may_outlive_them():
     def known(environ, **wanted):
         job = Job(program=("train.py",), backend="hosts", platform="cpu", hosts=1, host_rank=0, head="h1:7", **wanted)
-        return manual.plan(job, environ, JOB_ID, Machine("h1", (0, 1), {}, False, False)).requeue_id
+        return by_hand.plan(job, environ, JOB_ID, Machine("h1", (0, 1), {}, False, False)).requeue_id
 
     kept, pod = {"run_dir": Path("/jaxrun-runs/1")}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     one, other = (known(pod | {"JAXRUN_TOKEN": token * 32}, **kept) for token in "ab")

@@ -16,8 +16,8 @@ from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job
 from jaxrun.errors import UsageError
-from jaxrun.spec.backends.kubernetes import manifest, object_name, to_yaml
 from jaxrun.spec.backends.planning import make_plan
+from jaxrun.spec.engines.kubernetes import manifest, object_name, to_yaml
 
 SCHEMAS = "1.37"  # of Kubernetes
 TOKEN = "0123456789abcdef" * 4

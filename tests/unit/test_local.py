@@ -8,8 +8,8 @@ from jaxrun.cli.main import main
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UsageError
 from jaxrun.protocol.probe_messages import Gpus, Machine
-from jaxrun.spec.backends import manual
 from jaxrun.spec.backends.local import plan
+from jaxrun.spec.engines import by_hand
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.render import plan_summary
 
@@ -201,7 +201,7 @@ _FOUR = Machine("box", (0, 1), {"cuda": Gpus(("NVIDIA H200",) * 4, "NVML"), "roc
 
 
 def _plan_of_hosts(machine=_CPU, **request):
-    return manual.plan(Job(program=("train.py",), backend="hosts", **request), {}, _ID, machine)
+    return by_hand.plan(Job(program=("train.py",), backend="hosts", **request), {}, _ID, machine)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from jaxrun.controller.supervisor.losses import LaunchEnd, LossWatch, explain_lo
 from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol.agent_messages import AgentSignalled, StartFailed, WorkerExited
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.mpich import MPICH
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
+from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 
@@ -19,7 +22,7 @@ SILENT = "nothing was heard from its host for 2 s"
 def roster_of(size, *, silent=(), failed=(), unreported=()):
     """The roster of a job of so many ranks, an agent each: all have reported but some, and these are lost or fail."""
     job = Job(program=("train.py",), backend="slurm", platform="cpu", processes=size)
-    plan = plan_remote(job, {}, "ab" * 16, LaunchCommand("slurm", "srun", ()), ["h1"] * size)
+    plan = plan_remote(job, {}, "ab" * 16, LaunchCommand(SLURM, "srun", ()), ["h1"] * size)
     roster = seated(plan, range(size), reported=set(range(size)) - {*unreported})
     for agent in silent:
         roster.lose(agent, SILENT, is_silent=True)
@@ -33,10 +36,10 @@ class Launch:
 
     failed, was_killed = True, False
 
-    def __init__(self, status, *, agents_stay, engine="", output=""):
+    def __init__(self, status, *, agents_stay, engine, output=""):
         self.status = status
         self.output = output
-        self.command = LaunchCommand(engine, "mpirun", (), agents_stay=agents_stay)
+        self.command = LaunchCommand(engine, "mpirun", (), survive_host_loss=agents_stay)
 
     def last_lines(self):
         return self.output
@@ -67,7 +70,7 @@ class Hosts:
 class Losses:
     """A LossWatch of a job of four ranks; `told` are the events that reach its head."""
 
-    def __init__(self, launch_status=None, *, agents_stay=False, engine="", output="", stderr="", unreported=()):
+    def __init__(self, launch_status=None, *, agents_stay=False, engine=OPEN_MPI, output="", stderr="", unreported=()):
         self.clock = Clock()
         self.launch = Launch(launch_status, agents_stay=agents_stay, engine=engine, output=output)
         self.hosts = Hosts(self.clock)
@@ -174,11 +177,11 @@ ABORT = "step 7\nAbort(773) on node 1 (rank 1 in comm 0): application called MPI
 @pytest.mark.parametrize(
     ("engine", "output", "stderr", "told"),
     [
-        ("hydra", "", ABORT, WorkerExited(0, 5, stderr_tail=ABORT)),  # 773 & 255
-        ("hydra", "", "step 7\n", "MPI_Abort(5) or an error of MPI"),
-        ("hydra", "", ABORT.replace("773", "6"), "MPI_Abort(5) or an error of MPI"),  # of something else
-        ("hydra", "BAD TERMINATION", "", AgentLost(0, CLOSED)),
-        ("open-mpi", "", ABORT, AgentLost(0, CLOSED)),  # its agents report by themselves
+        (MPICH, "", ABORT, WorkerExited(0, 5, stderr_tail=ABORT)),  # 773 & 255
+        (MPICH, "", "step 7\n", "MPI_Abort(5) or an error of MPI"),
+        (MPICH, "", ABORT.replace("773", "6"), "MPI_Abort(5) or an error of MPI"),  # of something else
+        (MPICH, "BAD TERMINATION", "", AgentLost(0, CLOSED)),
+        (OPEN_MPI, "", ABORT, AgentLost(0, CLOSED)),  # its agents report by themselves
     ],
 )
 def test_a_rank_that_called_mpi_abort_is_the_cause_where_the_engine_kills_all_agents(engine, output, stderr, told):

@@ -16,8 +16,11 @@ from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.settings import WorkerSettings
 from jaxrun.records.job_file import format_job_file
 from jaxrun.records.rundir.recorded_files import RecordedLauncher
-from jaxrun.spec.backends import ATTACH, BACKENDS, HOST_OPTIONS, HOSTS, Backend, understands
+from jaxrun.spec.backends import ATTACH, BACKENDS, HOSTS, backends_of, understands
 from jaxrun.spec.backends.planning import make_plan
+from jaxrun.spec.engines import ENGINES, HOST_OPTIONS, Row
+from jaxrun.spec.engines.rank_info import RankInfo, detect_rank_info
+from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.combinations import check_options
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.option_declaration import options_of
@@ -136,7 +139,7 @@ def test_workers_settings_are_equal_in_the_job_in_their_environment_and_in_job_j
 
 def _plan_of(size, *, remote):
     workers = tuple(Worker(rank, rank, size, "h1") for rank in range(size))
-    return _plan(workers=workers, launch_command=LaunchCommand("slurm", "srun", ("srun",)) if remote else None)
+    return _plan(workers=workers, launch_command=LaunchCommand(SLURM, "srun", ("srun",)) if remote else None)
 
 
 @pytest.fixture
@@ -201,13 +204,14 @@ def test_more_processes_than_the_machine_can_run_leave_nothing_behind(monkeypatc
 
 
 @pytest.fixture
-def pbs(monkeypatch, tmp_path):
-    """A backend beside those of jaxrun, by its file and one line in the table; gives the environment of a PBS job."""
-    monkeypatch.setitem(BACKENDS, "pbs", Backend("pbs_example", HOST_OPTIONS))
+def jsm(monkeypatch, tmp_path):
+    """An engine beside jaxrun's own, by its file and one row in the table; gives the environment of its job."""
+    row = Row("jsm_example:JSM", ("JSM_NAMESPACE_RANK",), options=HOST_OPTIONS)
+    monkeypatch.setitem(ENGINES, "jsm", row)
+    monkeypatch.setitem(BACKENDS, "jsm", backends_of({"jsm": row})["jsm"])
     monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
-    (tmp_path / "mpiexec").symlink_to("/bin/true")
-    (tmp_path / "nodes").write_text("h1\nh1\nh2\nh2\n")
-    return {"PATH": str(tmp_path), "PBS_JOBID": "7.ctl", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    (tmp_path / "jsrun").symlink_to("/bin/true")
+    return {"PATH": str(tmp_path), "LSB_JOBID": "7"}
 
 
 def test_every_backend_of_the_table_has_a_plan_and_understands_what_options_need():
@@ -218,23 +222,23 @@ def test_every_backend_of_the_table_has_a_plan_and_understands_what_options_need
         assert any(understands(backend, option) for backend in (*BACKENDS, ATTACH, HOSTS))
 
 
-def test_a_new_backend_is_one_file_and_one_line(pbs, tmp_path, monkeypatch, capsys):
-    job = Job(program=("train.py",), backend="pbs", hosts=2)
+def test_a_new_engine_is_one_file_and_one_row(jsm, tmp_path, monkeypatch, capsys):
+    job = Job(program=("train.py",), backend="jsm", hosts=2, processes_per_host=2)
     check_options(job)
-    plan = make_plan(job, pbs, "0123456789abcdef" * 2)
-    assert [worker.host for worker in plan.workers] == ["h1", "h1", "h2", "h2"]
-    assert plan.launch_command.title == "mpiexec in PBS job 7.ctl"
+    plan = make_plan(job, jsm, "0123456789abcdef" * 2)
+    assert len(plan.workers) == 4 and plan.launch_command.title == "jsrun in LSF job 7"
+    assert detect_rank_info({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4"}) == RankInfo("jsm", 1, 4)
     options = {parameter.name: parameter for parameter in parameters()}
     choices = options["backend"].declared.kind.choices
-    assert options["backend"].metavar == "local|mpirun|ssh|slurm|kubernetes|pbs" and "pbs" in choices
+    assert options["backend"].metavar == "local|mpirun|ssh|slurm|kubernetes|jsm" and "jsm" in choices
     assert options["hosts"].help.startswith(
-        "How many hosts to run on, with mpirun, ssh, slurm, kubernetes, pbs or --host-rank"
+        "How many hosts to run on, with mpirun, ssh, slurm, kubernetes, jsm or --host-rank"
     )
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    for name, value in pbs.items():
+    for name, value in jsm.items():
         monkeypatch.setenv(name, value)
-    assert main(["--backend", "pbs", "-n", "3", "--dry-run", "train.py"]) == 0
+    assert main(["--backend", "jsm", "-n", "3", "--dry-run", "train.py"]) == 0
     page = capsys.readouterr().out
-    assert page.startswith(f"{tmp_path}/mpiexec --line-buffer --envall -n 3 --hosts h1,h1,h2 ")
-    assert "3 processes on 2 hosts by mpiexec in PBS job 7.ctl" in page
+    assert page.startswith(f"{tmp_path}/jsrun --nrs 3 --tasks_per_rs 1 ")
+    assert "3 processes by jsrun in LSF job 7" in page

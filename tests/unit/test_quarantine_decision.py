@@ -7,6 +7,7 @@ from jaxrun.analysis.diagnosis.job_end import HostCheckFailed, RankFailed, Unava
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
 from jaxrun.controller.supervisor.quarantine_decision import decide_quarantine
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 
@@ -18,7 +19,7 @@ PLAN = plan_remote(
     Job(program=("train.py",), backend="mpirun", platform="cpu", processes=3),
     {},
     "ab" * 16,
-    LaunchCommand("open-mpi", "mpirun", ("mpirun",), agent_hosts=("h1", "h2", "h3", "h4"), size=3),
+    LaunchCommand(OPEN_MPI, "mpirun", ("mpirun",), agent_hosts=("h1", "h2", "h3", "h4"), size=3),
     [*HOSTS.values()],
     (),
     ["h4"],

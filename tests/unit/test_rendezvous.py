@@ -16,7 +16,7 @@ from jaxrun.node.channel.rendezvous import rendezvous_file
 from jaxrun.protocol.addresses import Address, format_addresses, parse_addresses
 from jaxrun.protocol.auth import read_given_token
 from jaxrun.protocol.connect import HeadAddress, connect
-from jaxrun.spec.job.cluster_env import RankInfo
+from jaxrun.spec.engines.rank_info import RankInfo
 
 HOST = (
     HostAddress("lo", "127.0.0.1"),

@@ -25,6 +25,7 @@ from jaxrun.controller.seat import (
 )
 from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled
 from jaxrun.spec.backends.remote_plan import plan_remote
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 
@@ -86,7 +87,7 @@ def test_what_becomes_of_another_agents_message(seat, waits, runs, is_report, wa
 def plan_of(spares=("h3",), **wanted):
     """Two ranks on h1 and h2, and an agent that waits on each spare host."""
     hosts = ("h1", "h2")
-    command = LaunchCommand("open-mpi", "mpirun", (), agent_hosts=(*hosts, *spares), size=2, survive_host_loss=True)
+    command = LaunchCommand(OPEN_MPI, "mpirun", (), agent_hosts=(*hosts, *spares), size=2, survive_host_loss=True)
     job = Job(program=("train.py",), backend="mpirun", platform="cpu", processes=2, max_restarts=3, **wanted)
     return plan_remote(job, {}, "ab" * 16, command, hosts, (), spares)
 

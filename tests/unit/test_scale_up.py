@@ -16,7 +16,7 @@ from jaxrun.job_events.events import HostsFound
 from jaxrun.protocol.job_record import AttemptEnd
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.stop_messages import PollCount, StopAt, StopPolled, StopReached, StopRequested
-from jaxrun.spec.backends import manual
+from jaxrun.spec.engines import by_hand
 from jaxrun.spec.job.job import Job
 from jaxrun.text import format_sizes
 
@@ -110,16 +110,16 @@ def hand_plan(**wanted):
         program=("train.py",), backend="hosts", platform="cpu", hosts=3, host_rank=0, head="h1:7", processes_per_host=2,
         max_restarts=1, **wanted,
     )  # fmt: skip
-    return manual.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
+    return by_hand.plan(job, {}, JOB_ID, Machine("h1", (0, 1), {}, False, False))
 
 
 def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_others_back():
     plan = hand_plan(min_hosts=2)
-    fewer = manual.replan_manual(plan, {0, 4})
+    fewer = by_hand.replan_manual(plan, {0, 4})
     assert fewer.placement.agents == {0: (0, 1), 2: (), 4: (2, 3)} and fewer.placement.is_smaller
     assert [worker.host for worker in fewer.workers] == ["--host-rank 0"] * 2 + ["--host-rank 2"] * 2
     assert [worker.local_rank for worker in fewer.workers] == [0, 1, 0, 1]
-    again = manual.replan_manual(fewer, {0, 2, 4})
+    again = by_hand.replan_manual(fewer, {0, 2, 4})
     assert (again.placement, again.workers) == (plan.placement, plan.workers)
 
 
@@ -129,7 +129,7 @@ def test_a_job_started_by_hand_goes_on_with_the_agents_that_are_there_and_takes_
     ids=["fewer than --min-hosts", "not host 0", "not all, without --min-hosts"],
 )
 def test_with_too_few_agents_the_job_does_not_continue(wanted, there):
-    assert manual.replan_manual(hand_plan(**wanted), there) is None
+    assert by_hand.replan_manual(hand_plan(**wanted), there) is None
 
 
 # ---- words

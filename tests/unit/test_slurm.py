@@ -5,8 +5,9 @@ import re
 import pytest
 
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.spec.backends.slurm import plan
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks
+from jaxrun.spec.backends.srun import plan
+from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV
 from jaxrun.spec.job.rank_placement import Placement
@@ -150,7 +151,7 @@ def test_the_command_contains_everything_that_srun_would_otherwise_guess(make, b
     asked = "--nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --distribution=block --nodelist=h1,h2 --overlap"
     always = "--kill-on-bad-exit=1 --wait=0 --input=0 --export=ALL"
     assert made.launch_command.argv == (str(bin_folder / "srun"), *f"{asked} {always}".split(), *AGENT_ARGV)
-    assert (made.launch_command.engine, made.launch_command.title) == ("slurm", "srun in Slurm job 7")
+    assert (made.launch_command.engine, made.launch_command.title) == (SLURM, "srun in Slurm job 7")
     assert made.launch_command.set_env == {"SRUN_CPUS_PER_TASK": "2"} and made.launch_command.passes_stdin
     for stdin in ("0", "1", "none"):  # the ranks that are to read it
         assert f"--input={stdin}" in words(make(allocation(), stdin=stdin))

@@ -14,7 +14,7 @@ from jaxrun.node.ssh.remote_command import HostStart, remote_command, start_mess
 from jaxrun.protocol.ssh_start import format_failed_agents, split_failed_agents
 from jaxrun.spec.backends import mpirun
 from jaxrun.spec.backends.planning import command_on, replan
-from jaxrun.spec.backends.ssh import plan
+from jaxrun.spec.engines.ssh import plan
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV
 from jaxrun.spec.job.rank_placement import Placement

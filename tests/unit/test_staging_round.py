@@ -29,7 +29,7 @@ def staging_registry(size, *staged):
 def startup(hosts, *staged):
     """The start-up of a job with an agent on each of `hosts`, on the first of which the launcher is."""
     registry = staging_registry(len(hosts), *staged)
-    start = Startup(dict.fromkeys(range(len(hosts)), "?"), Expected(len(hosts), "", "cpu", 1), "", registry)
+    start = Startup(dict.fromkeys(range(len(hosts)), "?"), Expected(len(hosts), "", "cpu", 1), registry)
     for rank, name in enumerate(hosts):
         actions = start.handle(report(rank, name, len(hosts), stage_port=7000 + rank))
     return start, actions
@@ -59,7 +59,7 @@ def test_workers_start_once_all_hosts_have_a_copy():
 
 def test_hosts_without_the_environment_copy_it_first_and_report_again():
     registry = staging_registry(3, VENV)
-    start = Startup(dict.fromkeys(range(3), "?"), Expected(3, "", "cpu", 1), "", registry)
+    start = Startup(dict.fromkeys(range(3), "?"), Expected(3, "", "cpu", 1), registry)
     for rank, name in enumerate(["h1", "h1", "h2"]):
         orders = start.handle(report(rank, name, 3, stage_port=7000 + rank, lacks_environment=True))
     assert {order.agents for order in orders} == {(0,), (2,)} and start.is_staging

@@ -23,6 +23,8 @@ from jaxrun.protocol.debugger_messages import (
     DebuggerRequest,
 )
 from jaxrun.protocol.worker_messages import Interrupted
+from jaxrun.spec.engines.open_mpi import OPEN_MPI
+from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
@@ -197,8 +199,8 @@ def test_a_culprit_that_dies_in_its_debugger_ends_the_job(simulate):
 
 # ---- --stdin: which rank reads
 
-MPIRUN = LaunchCommand("open-mpi", "Open MPI 5.0.11", ("mpirun",))
-SRUN = LaunchCommand("slurm", "srun in Slurm job 7", ("srun",), passes_stdin=True)
+MPIRUN = LaunchCommand(OPEN_MPI, "Open MPI 5.0.11", ("mpirun",))
+SRUN = LaunchCommand(SLURM, "srun in Slurm job 7", ("srun",))
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def _own_words(words: Sequence[str]) -> list[str]:
 
 def _is_other_rank() -> bool:
     """Return whether an MPI or Slurm has started this process as another rank than 0, which has the same words."""
-    from jaxrun.spec.job.cluster_env import find_rank_info
+    from jaxrun.spec.engines.rank_info import find_rank_info
 
     try:
         found = find_rank_info(os.environ)
@@ -247,7 +247,7 @@ def _refuse_task_of_several(context: click.Context, job: Job, environ: Mapping[s
     if is_typed or job.backend == HOSTS or GANG_ADDRESS in environ:
         return
     from jaxrun.node.agent.process_tree import command_lines_above
-    from jaxrun.spec.job.cluster_env import refuse_task_of_several
+    from jaxrun.spec.engines.rank_info import refuse_task_of_several
 
     refuse_task_of_several(environ, command_lines_above, context.obj.words)
 
@@ -306,7 +306,8 @@ def _run_manifest(job: Job, *, dry_run: bool) -> int:
     from pathlib import Path
 
     from jaxrun.protocol.auth import new_token
-    from jaxrun.spec.backends import kubectl, kubernetes
+    from jaxrun.spec.backends import kubectl
+    from jaxrun.spec.engines import kubernetes
 
     name = kubernetes.object_name(job, os.urandom(2).hex())
     path = job.manifest or Path(f"{name}.yaml")

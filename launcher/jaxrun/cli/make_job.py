@@ -85,7 +85,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolve_hosts(given: dict[str, Any], environ: Mapping[str, str]) -> None:
     """Replace --hosts auto with values from the pod or the cloud. Raises UsageError if they contradict an option."""
-    from jaxrun.spec.job.host_env import find_host_info
+    from jaxrun.spec.engines.host_info import find_host_info
 
     found = find_host_info(environ)
     if given.setdefault("host_rank", found.index) != found.index:

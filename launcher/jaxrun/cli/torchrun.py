@@ -136,7 +136,7 @@ def _host_rank_of_task(hosts: Any, environ: Mapping[str, str]) -> int | None:
 
     So `srun torchrun --nnodes 2 --rdzv-endpoint $HEAD:29500 …` runs, where torchrun numbers the hosts by itself.
     """
-    from jaxrun.spec.job.cluster_env import find_rank_info
+    from jaxrun.spec.engines.rank_info import find_rank_info
 
     try:
         found = find_rank_info(environ)

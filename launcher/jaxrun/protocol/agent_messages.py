@@ -30,7 +30,7 @@ NextAttempt. AgentEvents are about the agent and its host, WorkerEvents about on
 agent; a RankOrder is for all of its ranks or, inside a ToRanks, for some of them.
 
 Messages of worker_messages.py pass in both directions meanwhile. Times are seconds since the epoch on the sender's
-clock. With the local backend, agent and head are in one process, and pass each other the values themselves.
+clock. With the local backend, agents and head are in one process, and pass each other the values themselves.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class AgentReport(Message, frozen=True):
     lacks_environment:      whether the environment of the job is still to be copied to this host; the agent reports
                             again once it is there
     lacks_directory:        whether its workers start in a copy of `directory`, which this host does not have
+    simulated_boot_id:      the boot id that its ranks take for their host's, if `host` is simulated; empty if it is not
     """
 
     agent: AgentId
@@ -166,6 +167,7 @@ class AgentReport(Message, frozen=True):
     check_failure: str = ""
     lacks_environment: bool = False
     lacks_directory: bool = False
+    simulated_boot_id: str = ""
 
 
 class StartWorker(HidesFields, frozen=True, forbid_unknown_fields=True):

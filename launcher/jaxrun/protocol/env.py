@@ -26,7 +26,7 @@ An agent started by mpirun or srun finds, besides JAXRUN_JOB_ID and JAXRUN_INIT_
 
 | JAXRUN_HEAD_ADDRESSES    | the addresses of the head, the first that answers and knows the token wins |
 | JAXRUN_TOKEN             | the job's secret, shared by head and agents; no worker sees it |
-| JAXRUN_ENGINE            | the engine whose variables hold its rank: "open-mpi", "hydra", "slurm" …                 |
+| JAXRUN_ENGINE            | the engine whose variables hold its rank: "open-mpi", "mpich", "slurm" …                 |
 | JAXRUN_STAYS             | whether it outlives the command that started it: True, False             |
 
 With --stage, JAXRUN_STAGED has this host's copies (see staging_messages.py).
@@ -132,7 +132,7 @@ class AgentEnv(HidesFields, frozen=True):
     """The settings of the agents on all hosts, from the command that starts them.
 
     head_addresses:  at which the head listens, "10.1.0.4:40123,[fd00::4]:40123"
-    engine:          the engine whose variables hold the rank, a key of cluster_env.CLUSTER_ENVS
+    engine:          the engine whose variables hold the rank, its key in the table of spec/engines
     stays:           whether the agent outlives that command
     """
 

@@ -11,7 +11,7 @@ SIZE = f"{RESERVED_PREFIX}SIZE"
 HOST = f"{RESERVED_PREFIX}HOST"
 ATTEMPT = f"{RESERVED_PREFIX}ATTEMPT"
 RUN_DIR = f"{RESERVED_PREFIX}RUN_DIR"
-# Of a command on each host (spec/job/host_env.py), set by a person or a manifest: --hosts, --host-rank and --head.
+# Of a command on each host (spec/engines/host_info.py), set by a person or a manifest: --hosts, --host-rank and --head.
 HOSTS = f"{RESERVED_PREFIX}HOSTS"
 HOST_RANK = f"{RESERVED_PREFIX}HOST_RANK"
 HEAD = f"{RESERVED_PREFIX}HEAD"

@@ -90,9 +90,10 @@ elif fate == "cost":
     if not late:
         print(f"one call takes {1e6 * statistics.median(seconds):.0f} us", flush=True)
 else:
-    for number in range(150 if fate == "straggler" else 20):
+    # Long enough that a pause of the machine of a second or two is no doubt about who comes late.
+    for number in range(300 if fate == "straggler" else 20):
         if fate == "straggler" and late:
-            time.sleep(0.02)
+            time.sleep(0.04)
         if late and number == 12:
             match fate:
                 case "lag":

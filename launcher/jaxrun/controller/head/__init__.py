@@ -7,8 +7,8 @@ Times are seconds since the epoch, and always passed in.
 | head                                  | the state machine of one attempt to run a job, which combines the others    |
 | head_state                            | the state that they share: phase, outcome, limits, timers                   |
 | timers                                | all timers: which ones run, when each is due, and what happens then         |
+| round                                 | a question to several ranks or agents: asks, collects, a deadline, then     |
 | startup, agent_registry, consistency  | from the agents' reports to the first line of the program                   |
-| worker_assignment                     | the worker that each agent starts: its devices, cores and variables         |
 | certificates                          | signs the certificates of JAX's coordinator                                 |
 | staging_round                         | in which order hosts copy what --stage names                                |
 | clock_offsets                         | how far the hosts' clocks are apart                                         |

@@ -1,4 +1,4 @@
-"""Collects the reports of agents on other hosts, and refuses agents that cannot belong to one job."""
+"""Collects the reports of agents, and refuses agents that cannot belong to one job."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.fabric import check_fabric
-from jaxrun.controller.head.consistency import describe_unknown_rank
-from jaxrun.controller.head.worker_assignment import (
-    Assignment,
-    LauncherSettings,
-    assign_workers,
-    group_by_host,
-    prepare_workers,
-)
+from jaxrun.controller.head.consistency import describe_different_devices, describe_unknown_rank, refuse
 from jaxrun.controller.roster import Roster
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
 from jaxrun.protocol.names import VERSION
 from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.worker_assignment import (
+    Assignment,
+    LauncherSettings,
+    assign_workers,
+    group_by_host,
+    prepare_workers,
+)
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts
 
 
@@ -144,9 +144,15 @@ class AgentRegistry:
             raise HostCheckError(failed, {rank: report.host for rank, report in reports.items()})
 
     def assign(self) -> Assignment:
-        """Return what every agent starts, with lines for people. Raises the exceptions of assign_workers."""
-        made = assign_workers(self._plan, self._reports_by_rank(), self._settings)
-        return replace(made, notes=(*made.notes, *self._notes()))
+        """Return what every agent starts, with lines for people that the plan does not have.
+
+        Raises NotUniformError if the hosts differ in their devices, and the exceptions of assign_workers.
+        """
+        reports = self._reports_by_rank()
+        made = assign_workers(self._plan, reports, self._settings)
+        refuse(describe_different_devices(made.shapes, {rank: report.host for rank, report in reports.items()}))
+        news = (note for note in made.notes if note not in self._plan.notes)
+        return replace(made, notes=(*news, *self._notes()))
 
     def prepare(self, host: Sequence[AgentReport]) -> list[StartWorker]:
         """Return what each agent of a spare host prepares for. Raises the exceptions of prepare_workers."""

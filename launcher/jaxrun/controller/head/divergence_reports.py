@@ -19,6 +19,7 @@ from jaxrun.analysis.lockstep import divergence_text
 from jaxrun.analysis.lockstep.call_order import find_call_order
 from jaxrun.analysis.lockstep.divergence import CallOrder, Divergence
 from jaxrun.controller.head.call_matcher import CallMatcher, CallSlot
+from jaxrun.controller.head.round import Round
 from jaxrun.controller.head.timers import Timer, Timers
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.job_events.actions import Action, PrintLine, RecordDivergence, Send
@@ -34,11 +35,14 @@ _MAX_REPORTS = 4
 
 
 class _PendingReport(Struct):
-    """A divergence whose program details are awaited, and the call in which ranks wait for them."""
+    """A divergence whose program details are awaited, and the call in which ranks wait for them.
+
+    round:  the details of programs, by rank and program
+    """
 
     divergence: Divergence
     slot: CallSlot | None
-    awaited: set[tuple[int, int]] = field(default_factory=set)  # rank, program
+    round: Round[tuple[int, int], ProgramDetailsReply] = field(default_factory=lambda: Round(()))
     reported: Divergence | None = None  # as it was reported, if further calls may lead to another advice
     pause_s: float = _NEXT_CALLS_S  # until the ranks are asked again, as they may have made further calls
     details: dict[int, ProgramDetails] = field(default_factory=dict)
@@ -104,21 +108,21 @@ class DivergenceReports:
     def _ask(self, number: int, now: float) -> list[Action]:
         pending = self._pending[number]
         groups = pending.divergence.call_groups
-        pending.awaited = {(group.recorded_by, group.program) for group in groups if group.name}
-        if not pending.awaited:
+        asked = sorted({(group.recorded_by, group.program) for group in groups if group.name})
+        pending.round = Round(asked, lambda replies, now: self._report(number, now))
+        if not asked:
             return self._report(number, now)
-        self._timers.set(Timer.DETAILS, now + _DETAILS_TIMEOUT_S, partial(self._report, number), of=number)
-        return [Send((rank,), ProgramDetailsRequest(program)) for rank, program in sorted(pending.awaited)]
+        pending.round.limit(self._timers, Timer.DETAILS, now + _DETAILS_TIMEOUT_S, of=number)
+        return [Send((rank,), ProgramDetailsRequest(program)) for rank, program in asked]
 
     def handle_details(self, reply: ProgramDetailsReply, now: float) -> list[Action]:
         key = (reply.rank, reply.program)
-        asked = [(number, pending) for number, pending in self._pending.items() if key in pending.awaited]
-        for _, pending in asked:
-            pending.awaited.discard(key)
+        asked = [pending for pending in self._pending.values() if key in pending.round.missing]
+        for pending in asked:
             pending.details[reply.rank] = reply.details
             pending.flights[reply.rank] = reply.flight
-        complete = [number for number, pending in asked if not pending.awaited]
-        return [action for number in complete for action in self._report(number, now)]
+        complete = [pending.round for pending in asked if pending.round.add(key, reply)]
+        return [action for one in complete for action in one.end(now)]
 
     def report_all(self, now: float) -> list[Action]:
         """Report without the details that have not arrived yet."""

@@ -79,8 +79,8 @@ Handler = Callable[[Any, float], list[Action]]
 
 
 class Head:
-    def __init__(self, job: HeadJob, now: float, registry: AgentRegistry | None = None) -> None:
-        """With a `registry`, the hosts and what is expected are only known once all agents have reported to it."""
+    def __init__(self, job: HeadJob, now: float, registry: AgentRegistry) -> None:
+        """The hosts, and what is expected, are only certain once all agents have reported to the `registry`."""
         options, expected = job.options, job.expected
         self._workers = workers = WorkerTable(job.hosts)
         self._state = state = HeadState(
@@ -95,10 +95,10 @@ class Head:
         )
         self._started_at = now
         self._agents = job.agents
-        self._startup = Startup(workers.hosts, expected, options.interface, registry)
+        self._startup = Startup(workers.hosts, expected, registry)
         self._queries = queries = RankQueries(state, has_fault_handler=self._startup.has_hello)
         self._divergence = divergence = DivergenceDetector(state, queries)
-        clocks = ClockOffsets(workers.hosts, job.agents) if registry is not None else None
+        clocks = ClockOffsets(workers.hosts, job.agents) if options.has_other_clocks else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
         self._faults = FaultInjector(state, options.chaos)
         self._returns = returns = RankReturns(state, self._startup, options.returns)
@@ -114,8 +114,7 @@ class Head:
         self._editors = EditorDebuggers(state, shutdown)
         self._requests = Requests(state, queries, divergence, stragglers, self._wait, self._editors)
         self._debugger = DebuggerTurns(state, shutdown)
-        roster = registry.roster if registry is not None else None
-        self._interruption = Interruption(state, shutdown, queries, divergence, self._checks, roster)
+        self._interruption = Interruption(state, shutdown, queries, divergence, self._checks, registry.roster)
         self._handlers = self._make_handlers()
         self._start_clocks(now)
 
@@ -314,7 +313,7 @@ class Head:
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:
         """Handle the end of a rank's program, successful or not."""
         told = self._survivors.on_ended(rank, now)
-        return [*told, *self._leave_if_all_ended(now), *self._requests.remove_rank(rank)]
+        return [*told, *self._leave_if_all_ended(now), *self._requests.remove_rank(rank, now)]
 
     def _leave_if_all_ended(self, now: float) -> list[Action]:
         if self.phase is JobPhase.TERMINATING:

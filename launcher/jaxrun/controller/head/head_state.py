@@ -82,7 +82,7 @@ class ToldStall(Struct, frozen=True):
 class HeadOptions(Struct, frozen=True):
     """What a job asks of its head.
 
-    interface:  the address on rank 0's host for the coordinator; empty until all agents on other hosts have reported
+    has_other_clocks:  agents are on other hosts, whose clocks may differ from this one's
     chaos:      the faults to inject
     debug:      all ranks wait at first for an editor
     cores:      for all ranks; 0 if nobody wants to know whether they are too few
@@ -91,7 +91,7 @@ class HeadOptions(Struct, frozen=True):
     lockstep, no_terminal, requeue, drains, post_mortem:  as in a HeadState
     """
 
-    interface: str = ""
+    has_other_clocks: bool = True
     lockstep: str = LOCKSTEP_OFF
     chaos: Sequence[FaultSpec] = ()
     no_terminal: str = ""

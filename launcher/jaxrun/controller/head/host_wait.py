@@ -39,14 +39,14 @@ class HostWait:
         self,
         state: HeadState,
         shutdown: JobShutdown,
-        registry: AgentRegistry | None,
+        registry: AgentRegistry,
         now: float,
     ) -> None:
         """Wait for the agents that the roster of the registry misses when the attempt begins."""
         self._state = state
         self._shutdown = shutdown
         self._registry = registry
-        for agent, name in (registry.roster.missing() if registry is not None else {}).items():
+        for agent, name in registry.roster.missing().items():
             self._add(agent, name, now)
 
     @property
@@ -55,7 +55,7 @@ class HostWait:
 
     @property
     def _awaited(self) -> Mapping[AgentId, Wait]:
-        return self._registry.roster.awaited if self._registry is not None else {}
+        return self._registry.roster.awaited
 
     def describe(self, now: float) -> str:
         """`waiting for h2 (rank 1), 9 min 50 s more`; empty if no host is awaited."""
@@ -66,7 +66,7 @@ class HostWait:
     def handle_lost(self, event: AgentLost, now: float) -> bool:
         """Wait for an agent that was lost before the workers start; returns whether the attempt waits for it."""
         registry = self._registry
-        if registry is None or not registry.job.host_wait or self._state.phase is not JobPhase.STARTING:
+        if not registry.job.host_wait or self._state.phase is not JobPhase.STARTING:
             return False
         if registry.complete or (registry.is_started_by_hand and event.agent == 0):
             return False
@@ -75,7 +75,7 @@ class HostWait:
 
     def handle_report(self, report: AgentReport, now: float) -> list[Action]:
         """Handle an agent's report: the agent may have been awaited, on the same host or another one."""
-        wait = self._registry.roster.stop_waiting(report.agent) if self._registry is not None else None
+        wait = self._registry.roster.stop_waiting(report.agent)
         if wait is None:
             return []
         if not self._awaited:
@@ -98,7 +98,7 @@ class HostWait:
     def handle_mpi(self) -> list[Action]:
         """The program uses the MPI that started its ranks, which was not known before: no lost host is waited for."""
         registry = self._registry
-        if registry is None or not (registry.job.host_wait and registry.is_first_attempt):
+        if not (registry.job.host_wait and registry.is_first_attempt):
             return []
         return [] if registry.is_started_by_hand else [PrintLine(_NO_WAIT_WITH_MPI)]
 
@@ -109,7 +109,6 @@ class HostWait:
         return min(wait.until for wait in self._awaited.values())
 
     def _add(self, agent: AgentId, name: str, now: float) -> None:
-        assert self._registry is not None
         self._registry.roster.wait_for(agent, Wait(name, now, now + self._registry.job.host_wait))
         self._state.timers.set(Timer.HOST_WAIT, now + SAID_AFTER_S, self._on_timer)
         if not self._registry.is_started_by_hand:
@@ -125,7 +124,6 @@ class HostWait:
         return [LookForHosts(tuple(self._awaited))]
 
     def _give_up(self, now: float) -> list[Action]:
-        assert self._registry is not None
         ranks = tuple(rank for agent in self._awaited for rank in self._registry.agents[agent])
         was = "was" if len({wait.host for wait in self._awaited.values()}) == 1 else "were"
         waited = format_seconds(self._registry.job.host_wait)
@@ -141,5 +139,4 @@ class HostWait:
         return ", ".join(f"{name} ({self._format_ranks(agents)})" for name, agents in by_name.items())
 
     def _format_ranks(self, agents: list[AgentId]) -> str:
-        assert self._registry is not None
         return format_ranks([rank for agent in agents for rank in self._registry.agents[agent]])

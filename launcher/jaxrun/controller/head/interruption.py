@@ -59,7 +59,7 @@ class Interruption(Struct):
     _queries: RankQueries
     _divergence: DivergenceDetector
     _checks: HealthChecks
-    _roster: Roster | None = None  # of a job over hosts
+    _roster: Roster
     _late: tuple[int, ...] = ()
     _stacks: JobStacks | None = None  # where the ranks were when the signal came
     _is_explained: bool = False  # a notice has told who waits for whom, as these stacks show it
@@ -124,7 +124,7 @@ class Interruption(Struct):
             if signum == signal.SIGUSR1 or (signum == signal.SIGUSR2 and not self._state.requeue):
                 return [SignalRanks(working, signum)] if working else []
             if signum == signal.SIGQUIT:
-                agents = self._roster.describe() if self._roster is not None else ""  # empty if all are as usual
+                agents = self._roster.describe()  # empty if all are as usual
                 return [*([PrintLine(f"agents: {agents}")] if agents else []), *self._queries.show(now)]
         if self._is_repeated(signum, now):
             return []

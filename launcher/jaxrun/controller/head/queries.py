@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-
-from msgspec import Struct
 
 from jaxrun.analysis.diagnosis.helpers import Helpers, helpers_of
 from jaxrun.analysis.diagnosis.job_stacks import JobStacks
@@ -19,6 +16,7 @@ from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.diagnosis.wait_graph import WaitGraph, find_wait_graph
 from jaxrun.analysis.lockstep.straggler import Straggler
 from jaxrun.controller.head.head_state import HeadState
+from jaxrun.controller.head.round import Round
 from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action, PrintStacks, Send
 from jaxrun.protocol.flight import Flight
@@ -37,14 +35,6 @@ Replies = Mapping[int, RankReply]  # of all ranks that were asked, in order
 Continuation = Callable[[Replies, float], list[Action]]
 
 
-class _Pending(Struct):
-    """A query that some ranks have not answered yet."""
-
-    then: Continuation
-    replies: dict[int, RankReply]
-    missing: set[int]
-
-
 class RankQueries:
     """The incomplete queries. Times are seconds since the epoch."""
 
@@ -53,7 +43,7 @@ class RankQueries:
         self._state = state
         self._has_fault_handler = has_fault_handler
         self._numbers = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._rounds: dict[int, Round[int, RankReply]] = {}  # those that are not over, by number
 
     def ask(self, ranks: Iterable[int], detail: RankDetail, then: Continuation, now: float) -> list[Action]:
         """Ask these ranks, except those that cannot reply; if none can, `then` is called at once."""
@@ -61,10 +51,14 @@ class RankQueries:
         if not asked:
             return then({}, now)
         number = next(self._numbers)
-        more_s = _MORE_S.get(detail, 0.0)
-        replies = {rank: RankReply(rank) for rank in asked}
-        self._pending[number] = _Pending(then, replies, set(asked))
-        self._state.timers.set(Timer.QUERY, now + _REPLY_TIMEOUT_S + more_s, partial(self._complete, number), of=number)
+
+        def end(replies: Replies, now: float) -> list[Action]:
+            del self._rounds[number]
+            return then({rank: replies.get(rank) or RankReply(rank) for rank in asked}, now)
+
+        self._rounds[number] = one = Round(asked, end)
+        limit = now + _REPLY_TIMEOUT_S + _MORE_S.get(detail, 0.0)
+        one.limit(self._state.timers, Timer.QUERY, limit, of=number)
         return [Send(asked, RankQuery(number, detail))]
 
     def ask_stacks(self, ranks: Iterable[int], then: Continuation, now: float, *, native: bool = False) -> list[Action]:
@@ -152,18 +146,8 @@ class RankQueries:
         return helpers_of(replies, failures, lost)
 
     def handle(self, reply: RankReply, now: float) -> list[Action]:
-        pending = self._pending.get(reply.number)
-        if pending is None or reply.rank not in pending.missing:
-            return []
-        pending.replies[reply.rank] = reply
-        pending.missing.remove(reply.rank)
-        return [] if pending.missing else self._complete(reply.number, now)
-
-    def _complete(self, number: int, now: float) -> list[Action]:
-        """Continue with the replies so far: all have replied, or it has taken too long."""
-        self._state.timers.cancel_one(Timer.QUERY, number)
-        pending = self._pending.pop(number)
-        return pending.then(pending.replies, now)
+        one = self._rounds.get(reply.number)
+        return one.end(now) if one is not None and one.add(reply.rank, reply) else []
 
 
 def flights_of(replies: Replies) -> dict[int, Flight]:

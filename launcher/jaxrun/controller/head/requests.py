@@ -5,11 +5,11 @@ Whatever handling a request raises, then or when ranks have replied, is its last
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.overview import Overview, find_end
@@ -19,6 +19,7 @@ from jaxrun.controller.head.editor_debuggers import EditorDebuggers
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.host_wait import HostWait
 from jaxrun.controller.head.queries import Continuation, RankQueries, Replies, flights_of
+from jaxrun.controller.head.round import Round
 from jaxrun.controller.head.straggler_detector import StragglerDetector
 from jaxrun.job_events.actions import Action, AnswerRequest, Send
 from jaxrun.job_events.events import Requested, RequestEnded, RequestInput
@@ -61,13 +62,13 @@ class Requests:
         self._editors = editors
         self._profiles = Profiles(state, queries)
 
-    def remove_rank(self, rank: int) -> list[Action]:
-        return self._profiles.remove_rank(rank)
+    def remove_rank(self, rank: int, now: float) -> list[Action]:
+        return self._profiles.remove_rank(rank, now)
 
     def handle(self, event: RequestEvent, now: float) -> list[Action]:
         match event:
             case ProfileEnded():
-                return self._profiles.handle_ended(event)
+                return self._profiles.handle_ended(event, now)
             case RequestInput():
                 return self._contain(event.number, self._editors.handle_input, event, now)
             case RequestEnded():
@@ -147,14 +148,12 @@ _OFF = "the job runs with --lockstep off, so its ranks' calls are unknown: start
 
 
 class _Profile(Struct):
-    """The profile that is being taken: `waiting` are the ranks that have not answered yet."""
+    """The profile that is being taken, by all ranks that work."""
 
     number: str
     request: ProfileRequest
-    ranks: tuple[int, ...]
-    waiting: set[int]
+    round: Round[int, ProfileEnded]
     calls: tuple[ProfiledCalls, ...] = ()
-    answers: dict[int, ProfileEnded] = field(default_factory=dict)
 
 
 class Profiles:
@@ -175,7 +174,7 @@ class Profiles:
             starting = self._state.phase is JobPhase.STARTING
             return [_refuse(number, _TOO_EARLY, again=True) if starting else _refuse(number, "the job is ending")]
         ranks = tuple(self._state.workers.working)
-        self._current = _Profile(number, request, ranks, set(ranks))
+        self._current = _Profile(number, request, Round(ranks, self._conclude))
         return self._queries.ask(ranks, RankDetail.CALLS, order, now)
 
     def forget(self, number: str) -> None:
@@ -188,7 +187,7 @@ class Profiles:
         profile = self._current
         if profile is None or profile.calls:
             return []
-        ranks, flights = tuple(sorted(profile.waiting)), flights_of(replies)
+        ranks, flights = tuple(sorted(profile.round.missing)), flights_of(replies)
         incomplete = [rank for rank in ranks if rank not in flights or not flights[rank].complete]
         calls = plan_profile(flights, ranks, profile.request.steps, profile.request.lead_s)
         if incomplete or not calls:
@@ -203,37 +202,34 @@ class Profiles:
         ]
         return [*orders, AnswerRequest(profile.number, Answer(AnswerState.PROGRESS, _describe(calls)))]
 
-    def handle_ended(self, event: ProfileEnded) -> list[Action]:
+    def handle_ended(self, event: ProfileEnded, now: float) -> list[Action]:
         profile = self._current
-        if profile is None or event.session != profile.request.session or event.rank not in profile.waiting:
+        if profile is None or event.session != profile.request.session:
             return []
-        profile.answers[event.rank] = event
-        return self.remove_rank(event.rank)
+        return profile.round.end(now) if profile.round.add(event.rank, event) else []
 
-    def remove_rank(self, rank: int) -> list[Action]:
+    def remove_rank(self, rank: int, now: float) -> list[Action]:
         profile = self._current
-        if profile is None or rank not in profile.waiting:
-            return []
-        profile.waiting.remove(rank)
-        if profile.waiting:
-            return []
-        self._current = None
-        return [AnswerRequest(profile.number, self._conclude(profile))]
+        return profile.round.end(now) if profile is not None and profile.round.remove(rank) else []
 
-    def _conclude(self, profile: _Profile) -> Answer:
-        ranks = [rank for part in profile.calls for rank in part.ranks] or profile.ranks
+    def _conclude(self, answers: Mapping[int, ProfileEnded], now: float) -> list[Action]:
+        profile, self._current = self._current, None
+        return [AnswerRequest(profile.number, self._answer(profile, answers))] if profile is not None else []
+
+    def _answer(self, profile: _Profile, answers: Mapping[int, ProfileEnded]) -> Answer:
+        ranks = [rank for part in profile.calls for rank in part.ranks] or profile.round.asked
         reasons: dict[str, list[int]] = {}
         for rank in ranks:
-            ended = profile.answers.get(rank)
+            ended = answers.get(rank)
             if ended is None or ended.error:
                 reasons.setdefault(ended.error if ended else "it ended before", []).append(rank)
-        files = [answer for answer in profile.answers.values() if not answer.error]
+        files = [answer for answer in answers.values() if not answer.error]
         content = {"files": len(files), "bytes": sum(answer.bytes for answer in files)}
         if not reasons:
-            return Answer(AnswerState.DONE, _describe_early_end(profile), content)
+            return Answer(AnswerState.DONE, _describe_early_end(profile.calls, answers), content)
         hosts = self._state.workers.hosts
         text = "; ".join(f"{format_ranks_on_hosts(who, hosts)}: {reason}" for reason, who in reasons.items())
-        late = any(answer.is_late for answer in profile.answers.values())
+        late = any(answer.is_late for answer in answers.values())
         whose = f"{plural(len(files), 'rank')} of {len(ranks)} took their profile; " if files else ""
         return Answer(AnswerState.REFUSED, f"{whose}{text}", content | {"again": late})
 
@@ -252,10 +248,10 @@ def _describe_fault(error: Exception) -> str:
     return f"jaxrun failed at this request: {type(error).__name__}: {error} ({place}); please report this"
 
 
-def _describe_early_end(profile: _Profile) -> str:
+def _describe_early_end(calls: Iterable[ProfiledCalls], answers: Mapping[int, ProfileEnded]) -> str:
     """Describe the last call, if the program ended before the profile did; else return an empty text."""
-    for part in profile.calls:
-        last = min(profile.answers[rank].last for rank in part.ranks)
+    for part in calls:
+        last = min(answers[rank].last for rank in part.ranks)
         if last < part.last:
             return f"the program ended after call #{last}"
     return ""

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.worker_assignment import reachable_address
+from jaxrun.controller.head.round import Round
 from jaxrun.errors import UnavailableError
 from jaxrun.job_events.actions import Action, PrintLine, SendToAgents
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport
 from jaxrun.protocol.staging_messages import CopyStaged, StagedCopied
+from jaxrun.spec.job.worker_assignment import reachable_address
 from jaxrun.text import format_bytes, plural
 
 FAN_OUT = 2  # hosts that copy from one host
 
 
 class StagingRound:
-    """The copying for one attempt; `awaited` are the agents that have not answered, None before they are asked."""
+    """The copying for one attempt."""
 
     def __init__(self, registry: AgentRegistry) -> None:
         self._registry = registry
         self._copied: list[int] = []  # bytes copied to each host that did not have everything
         self._asked: set[AgentId] = set()  # that have answered
-        self.awaited: set[AgentId] | None = None
+        self._round: Round[AgentId, StagedCopied] | None = None  # None before the first
 
     @property
     def complete(self) -> bool:
         """Whether there is nothing to wait for any more."""
-        return not self._registry.job.stage or self.awaited == set()
+        return not self._registry.job.stage or (self._round is not None and self._round.is_over)
+
+    @property
+    def awaited(self) -> Collection[AgentId]:
+        """The agents that have been asked, and have not answered."""
+        return self._round.missing if self._round is not None else ()
 
     def begin(self) -> list[SendToAgents]:
         """Return the orders to one agent of each host."""
         takers, reports, givers = self._registry.first_of_each_host(), self._registry.reports, [""] * FAN_OUT
-        self.awaited = set(takers)
+        self._round = Round(takers)
         for agent in takers:
             address = reachable_address(reports[agent], reports.values())
             givers += [str(Address(address, reports[agent].stage_port))] * FAN_OUT
@@ -44,17 +52,16 @@ class StagingRound:
 
     def handle(self, event: StagedCopied) -> list[Action]:
         """Handle an answer. Raises UnavailableError if a host cannot have a copy."""
-        assert self.awaited is not None
+        assert self._round is not None
         if event.error:
             host = self._registry.reports[event.agent].host
             raise UnavailableError(f"{host} has no copy of what is staged: {event.error}")
-        self.awaited.discard(event.agent)
         self._asked.add(event.agent)
         self._copied += [event.nbytes] if event.nbytes else []
-        if self.awaited:
+        if not self._round.add(event.agent, event):
             return []
         if others := [agent for agent, one in self._registry.reports.items() if self._still_lacks(agent, one)]:
-            self.awaited = set(others)
+            self._round = Round(others)
             return [SendToAgents((agent,), CopyStaged("", 0)) for agent in others]
         if not self._copied:
             return []

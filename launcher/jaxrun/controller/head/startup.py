@@ -1,7 +1,7 @@
 """Starts a job up: from the reports of agents to the first line of the program.
 
 AgentConnected of an agent      ──▶ nothing yet                   only its host is known, and its end is noticed
-AgentReport of every agent      ──▶ StartWorkers to all           only with agents on other hosts (agent_registry.py);
+AgentReport of every agent      ──▶ StartWorkers to all           (agent_registry.py)
                                                                   where the job asks for it, HostProbes and
                                                                   StagingRound (staging_round.py) come before; agents
                                                                   without the environment report again after that
@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from jaxrun.controller.head import consistency
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.certificates import CertificateAuthority
+from jaxrun.controller.head.round import Round
 from jaxrun.controller.head.staging_round import StagingRound
-from jaxrun.controller.head.worker_assignment import reachable_address
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.job_events.actions import Action, PrintLine, Send, SendToAgents
 from jaxrun.protocol.addresses import Address
@@ -30,6 +30,7 @@ from jaxrun.protocol.agent_messages import AgentConnected, AgentReport, StartWor
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.staging_messages import StagedCopied
 from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Hello, Join, Run, StartCoordinator
+from jaxrun.spec.job.worker_assignment import reachable_address
 from jaxrun.text import format_ranks_on_hosts
 
 AgentStartupEvent = AgentReport | HostFacts | PeerResults | StagedCopied
@@ -44,19 +45,15 @@ class Startup:
         self,
         hosts: dict[int, str],
         expected: consistency.Expected,
-        interface: str,
-        registry: AgentRegistry | None = None,
+        registry: AgentRegistry,
     ) -> None:
-        """`hosts` maps each rank to its host; `interface` is the address on rank 0's host for the coordinator.
-
-        With a `registry`, all three are replaced once all agents have reported to it.
-        """
+        """`hosts` maps each rank to its host; it and `expected` are replaced once all agents have reported."""
         self._hosts = hosts
         self._expected = expected
-        self._interface = interface
+        self._interface = ""  # the address on rank 0's host for the coordinator
         self._registry = registry
-        self._probes = HostProbes(registry) if registry is not None else None
-        self._staging = StagingRound(registry) if registry is not None else None
+        self._probes = HostProbes(registry)
+        self._staging = StagingRound(registry)
         self._hellos: dict[int, Hello] = {}
         self._device_reports: dict[int, DeviceReport] = {}
         self._authority: CertificateAuthority | None = None
@@ -70,13 +67,13 @@ class Startup:
 
     @property
     def has_all_agents(self) -> bool:
-        """Whether all agents on other hosts have reported."""
-        return self._registry is not None and self._registry.complete
+        """Whether all agents have reported."""
+        return self._registry.complete
 
     @property
     def is_staging(self) -> bool:
         """Whether hosts copy what is staged, which may take long."""
-        return self._staging is not None and bool(self._staging.awaited)
+        return bool(self._staging.awaited)
 
     @property
     def platform(self) -> str:
@@ -86,12 +83,11 @@ class Startup:
     @property
     def is_checking(self) -> bool:
         """Whether agents may run --host-check."""
-        return self._registry is not None and bool(self._registry.job.host_check) and not self._registry.complete
+        return bool(self._registry.job.host_check) and not self._registry.complete
 
     def add_late(self, report: AgentReport) -> None:
         """Note the report of an agent that comes when the job has started, or ends."""
-        if self._registry is not None:
-            self._registry.add_late(report)
+        self._registry.add_late(report)
 
     def has_hello(self, rank: int) -> bool:
         return rank in self._hellos and rank not in self._silent
@@ -147,7 +143,7 @@ class Startup:
     def describe_missing(self, limit: float) -> str:
         """Describe the ranks that have not come within the limit (seconds), and what to do about it."""
         step, present = self._step()
-        if self._registry is not None and not self._registry.complete:
+        if not self._registry.complete:
             addresses = self._registry.listen_addresses
             text = consistency.describe_missing_agents(self._hosts, present, limit, addresses)
             by_hand = self._registry.job.host_rank is not None
@@ -158,11 +154,11 @@ class Startup:
 
     def _step(self) -> tuple[str, Collection[int]]:
         """Return the current step of the start-up, and the ranks that have done it."""
-        if self._registry is not None and not self._registry.complete:
+        if not self._registry.complete:
             return "checking the hosts" if self.is_checking else "starting agents", self._registry.reported_ranks
-        if self._probes is not None and not self._probes.complete:
+        if not self._probes.complete:
             return "probing the network", self._probes.ready_ranks
-        if self._registry is not None and self._staging is not None and self._staging.awaited:
+        if self._staging.awaited:
             awaited = {rank for agent in self._staging.awaited for rank in self._registry.agents[agent]}
             return "copying what is staged", self._hosts.keys() - awaited
         return ("joining", self._device_reports) if self._all_started else ("starting", self._hellos)
@@ -175,10 +171,6 @@ class Startup:
         return len(self._hellos) == len(self._hosts)
 
     def _on_agent_event(self, event: AgentStartupEvent) -> list[Action]:
-        if self._registry is None or self._probes is None or self._staging is None:
-            raise NotUniformError(
-                f"agent {event.agent} reports, but this job has no agents on other hosts; start the job again"
-            )
         orders: list[Action] = []
         match event:
             case AgentReport():
@@ -198,7 +190,9 @@ class Startup:
         if self._registry.lacks_environment or not self._probes.complete:
             return orders
         assignment = self._registry.assign()
-        self._expected, self._interface = assignment.expected, assignment.interface
+        platform, devices = assignment.platform, assignment.local_devices
+        self._expected = replace(self._expected, platform=platform, local_devices=devices)
+        self._interface = assignment.interface
         notes = [PrintLine(note) for note in assignment.notes]
         starts = {start.worker.rank: start for start in assignment.starts}
         return [
@@ -212,8 +206,7 @@ class Startup:
 
     def _add_host(self, event: AgentConnected | AgentReport) -> None:
         """Note the host of this agent's ranks, if it has any; other agents' reports say why they are refused."""
-        agents = self._registry.agents if self._registry is not None else {}
-        self._hosts.update(dict.fromkeys(agents.get(event.agent, ()), event.host))
+        self._hosts.update(dict.fromkeys(self._registry.agents.get(event.agent, ()), event.host))
 
     def _on_hello(self, hello: Hello) -> list[Action]:
         known = self._hellos.setdefault(hello.rank, hello)
@@ -247,8 +240,8 @@ class HostProbes:
 
     def __init__(self, registry: AgentRegistry) -> None:
         self._registry = registry
-        self._facts: dict[AgentId, HostFacts] = {}
-        self._results: dict[AgentId, PeerResults] = {}
+        self._facts: dict[AgentId, HostFacts] = {}  # sent unasked, after each report
+        self._round: Round[AgentId, PeerResults] | None = None  # None until the agents are told to connect
 
     @property
     def complete(self) -> bool:
@@ -265,12 +258,15 @@ class HostProbes:
         Raises UnavailableError once all have tried, if some hosts cannot connect: a job on them would hang.
         """
         if isinstance(event, PeerResults):
-            self._results[event.agent] = event
-            if not self._awaited and any(results.errors for results in self._results.values()):
+            is_last = self._round is not None and self._round.add(event.agent, event)
+            if is_last and self._round is not None and any(one.errors for one in self._round.answers.values()):
                 raise UnavailableError("the hosts cannot all connect to each other, so no job was started")
             return []
         self._facts[event.agent] = event
-        return [SendToAgents(self._probing, self._order())] if self._knows_all and self._probing else []
+        if not self._knows_all or not self._probing:
+            return []
+        self._round = Round(self._probing)
+        return [SendToAgents(self._probing, self._order())]
 
     @property
     def _knows_all(self) -> bool:
@@ -284,7 +280,7 @@ class HostProbes:
 
     @property
     def _awaited(self) -> set[AgentId]:
-        return set(self._probing) - self._results.keys()
+        return self._round.missing if self._round is not None else set(self._probing)
 
     def _order(self) -> ProbePeers:
         facts, reports = {agent: self._facts[agent] for agent in self._probing}, self._registry.reports

@@ -4,7 +4,7 @@
 |---------------------------------|----------------------------------------------------------------------------|
 | run_job                         | entry: limits, run directory, guard, fork server; then `supervise`         |
 | attempts                        | the flow of every job, attempt by attempt                                  |
-| local_job                       | runs the attempts of a job whose agent is in this process                  |
+| local_job                       | runs the attempts of a job whose agents are in this process                |
 | remote_job                      | runs the attempts of a job whose agents are on other hosts                 |
 | attempt_head, dispatcher           | one attempt: events to the head and the event log                          |
 | attempt_loop                    | one attempt: waits for what happens, executes the head's actions           |

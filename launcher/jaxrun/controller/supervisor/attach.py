@@ -29,9 +29,9 @@ from jaxrun.protocol.connect import HeadAddress
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.names import TOKEN
 from jaxrun.records.termination_log import write_termination_log
-from jaxrun.spec.backends.manual import plan_attached
-from jaxrun.spec.job import cluster_env
-from jaxrun.spec.job.cluster_env import BY_OPTIONS, RankInfo
+from jaxrun.spec.engines.by_hand import plan_attached
+from jaxrun.spec.engines.lookup import engine_of
+from jaxrun.spec.engines.rank_info import BY_OPTIONS, RankInfo, detect_rank_info
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
@@ -83,21 +83,22 @@ def attach(
     head:        "host:port", where rank 0 listens
     directory:   shared by all hosts; holds the rendezvous file
     """
-    info = cluster_env.detect_rank_info(environ, command_lines_above(), rank, size)
-    if info.engine == BY_OPTIONS and not (head or directory):
+    info = detect_rank_info(environ, command_lines_above(), rank, size)
+    engine = engine_of(info.engine)
+    is_typed = engine.ranks is None  # mpirun starts all ranks at the same time, and they are many
+    if is_typed and not (head or directory):
         raise UsageError("--rank and --size need --head HOST:PORT, where rank 0 listens; give the same on all ranks")
     head = head or ("" if directory else info.head)
     rendezvous = Rendezvous.of(environ, head, rendezvous_file(info, directory or Path.cwd()))
     if info.rank == 0:  # its agent is started like the agents of all other ranks
-        plan = plan_attached(job, info, environ, os.urandom(16).hex())
+        plan = plan_attached(job, engine, info.size, environ, os.urandom(16).hex())
         return run(plan, environ, endpoint=rendezvous.endpoint(in_file=True))  # other ranks may have been given less
     not_found = (
         f"rank 0 has not left its address in {rendezvous.file.path}. Do all hosts share this directory? "
         f"--rendezvous names another; or give --head host:port, and {TOKEN} in the environment, alike on all ranks"
     )
-    is_typed = info.engine == BY_OPTIONS  # mpirun starts all ranks at the same time, and they are many
     waits = partial(say_who_is_missing, f"rank {info.rank} of {info.size}", f"rank 0 (--head {head})")
-    returns = job.host_wait > 0 and cluster_env.starts_ranks_again(info.engine)
+    returns = job.host_wait > 0 and engine.starts_ranks_again
     way = WayToHead(
         rendezvous.find_head,
         job.init_timeout,

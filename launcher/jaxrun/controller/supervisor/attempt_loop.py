@@ -15,6 +15,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
@@ -23,6 +24,7 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadJob, HeadOptions, TimeLimits
+from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_head import AttemptHead
 from jaxrun.controller.supervisor.job_terminal import why_no_terminal
 from jaxrun.controller.supervisor.supervision import Supervision
@@ -40,7 +42,6 @@ from jaxrun.job_events.actions import (
 )
 from jaxrun.job_events.events import Event, Resumed
 from jaxrun.node.agent.agent import SIGNALS
-from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentOrder,
@@ -50,8 +51,10 @@ from jaxrun.protocol.agent_messages import (
 from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.names import GANG_ADDRESS, POD_MARKER
+from jaxrun.records.rundir.rundir import attempt_directory
 from jaxrun.spec.job.option_kinds import AUTO_S
 from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.worker_assignment import LauncherSettings
 
 
 class AgentLink(Protocol):
@@ -163,12 +166,21 @@ class AttemptLoop:
         self._head.handle(Resumed(time.monotonic() - began))
 
 
-def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: AgentRegistry | None = None) -> Head:
+def make_registry(
+    plan: Plan, shared: Supervision, roster: Roster, *, directory: str = "", listen_addresses: str = ""
+) -> AgentRegistry:
+    """Make the registry of the agents of an attempt; `directory` and `listen_addresses` are as there."""
+    run_dir = shared.directory
+    log_dir = str(attempt_directory(Path(run_dir.name), plan.attempt)) if run_dir.path else ""
+    settings = LauncherSettings({**shared.environ, **plan.job.env}, run_dir.name, log_dir)
+    return AgentRegistry(plan, settings, roster, directory=directory, listen_addresses=listen_addresses)
+
+
+def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: AgentRegistry) -> Head:
     """Make the head of an attempt.
 
-    record:  what is known of the job as the attempt begins
-
-    A `registry` decides the devices and the coordinator's interface once all agents report.
+    record:    what is known of the job as the attempt begins
+    registry:  decides the devices and the coordinator's interface once all agents have reported
     """
     job, began = plan.job, record.began
     before = began - shared.started
@@ -188,9 +200,9 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         grow=job.grow_after if plan.placement.is_smaller else None,
         teardown=job.grace,
     )
-    awaited = registry.roster.missing() if registry is not None else {}
+    awaited, is_remote = registry.roster.missing(), plan.launch_command is not None
     options = HeadOptions(
-        interface="" if registry else loopback_address(),
+        has_other_clocks=is_remote,
         lockstep=job.lockstep,
         chaos=job.chaos,
         no_terminal=why_no_terminal(plan),
@@ -200,7 +212,7 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         keep_survivors=job.keep_survivors,
         returns=job.max_restarts if job.keep_survivors else 0,
         drains=plan.head_may_return and POD_MARKER in shared.environ,
-        cores=_cores_to_watch(plan, shared.environ) if registry is None else 0,
+        cores=0 if is_remote else _cores_to_watch(plan, shared.environ),
     )
     hosts = plan.host_of | {rank: host for agent, host in awaited.items() for rank in plan.placement.agents[agent]}
     return Head(HeadJob(hosts, plan.placement.agents, expected, limits, options), began, registry)

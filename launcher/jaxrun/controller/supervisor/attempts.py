@@ -1,6 +1,6 @@
 """Supervises a job from its first process to its exit code, in attempts, each with a head of its own.
 
-    LocalJob   (local_job.py)    one agent in this process, with all workers    ─┐
+    LocalJob   (local_job.py)    agents in this process, one for each host      ─┐
                                                                                  ├─▶ AttemptLoop ─▶ Dispatcher ─▶ Head
     RemoteJob  (remote_job.py)   a launch command starts agents, which connect  ─┘
 
@@ -14,9 +14,9 @@ import contextlib
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -54,9 +54,34 @@ from jaxrun.records.termination_log import write_termination_log
 from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
-if TYPE_CHECKING:
-    from jaxrun.controller.supervisor.local_job import LocalJob
-    from jaxrun.controller.supervisor.remote_job import RemoteJob
+
+class AttemptRunner(Protocol):
+    """Runs the attempts of a job with its agents, wherever these are.
+
+    listen_addresses:  where agents on other hosts connect, as text for people
+    """
+
+    @property
+    def listen_addresses(self) -> str: ...
+
+    def run_attempt(self, plan: Plan, record: JobRecord) -> JobOutcome:
+        """Serve the agents until the head decides that the attempt is over.
+
+        record:  what is known of the job as the attempt begins
+        """
+        ...
+
+    def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
+        """Return the plan of another attempt, or why there can be none."""
+        ...
+
+    def stop(self, exit_code: int, headline: str = "", culprits: Collection[int] = ()) -> None:
+        """End the agents, and release what was kept for another attempt.
+
+        headline:  why the job failed; empty if it did not
+        culprits:  the ranks that caused the failure
+        """
+        ...
 
 
 @contextlib.contextmanager
@@ -114,12 +139,12 @@ def _publish(server: JobServer, notifier: Notifier, event: LoggedEvent, line: st
     notifier.on_event(event)
 
 
-def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int:
+def supervise(plan: Plan, shared: Supervision, runner: AttemptRunner) -> int:
     """Run a job to its end, and report how it ended; returns the exit status of `jaxrun`."""
     outside = shared.outside
     exit_code, headline, culprits = EXIT_SOFTWARE, "", tuple[int, ...]()
     try:
-        verdict, outcome = run_attempts(plan, shared, job)
+        verdict, outcome = run_attempts(plan, shared, runner)
         verdict = explain_missing_module(verdict, outcome, plan.job, shared.environ)
         headline, culprits = "\n".join(filter(None, (verdict.headline, verdict.reached))), verdict.culprits
         headline = headline if verdict.exit_code else ""
@@ -138,11 +163,11 @@ def supervise(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> int
         outside.notifier.wait(outside.signals, print_notice)
         outside.signals.ignore_rest()
     finally:
-        job.stop(exit_code, headline, culprits)
+        runner.stop(exit_code, headline, culprits)
     return exit_code
 
 
-def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> tuple[Verdict, JobOutcome]:
+def run_attempts(plan: Plan, shared: Supervision, runner: AttemptRunner) -> tuple[Verdict, JobOutcome]:
     """Run the job until it has ended well or must not be started again.
 
     Returns the verdict on the job, and the outcome of its last attempt.
@@ -151,13 +176,13 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
     known: Mapping[int, str] = {}  # the host of each rank in the attempt before
     while True:
         earlier, record = history.verdicts, history.make_record(plan, shared.directory.name, known)
-        verdict, outcome = _run_attempt(plan, shared, job, record)
+        verdict, outcome = _run_attempt(plan, shared, runner, record)
         history = history.add(verdict, summarize_end(outcome, has_run_before=history.has_run), time.time())
         decision = history.decide(asked, plan.attempt)
         over = asked.timeout is not None and history.began >= history.started + asked.timeout
         if isinstance(decision, Restart) and over:
             decision = Stop("--timeout is over, which counts over all attempts")
-        following = job.next_plan(plan, outcome) if isinstance(decision, Restart) else decision
+        following = runner.next_plan(plan, outcome) if isinstance(decision, Restart) else decision
         if isinstance(following, Stop):
             return replace(verdict, earlier=earlier, no_restart=following.why), outcome
         assert isinstance(decision, Restart)
@@ -177,16 +202,16 @@ def run_attempts(plan: Plan, shared: Supervision, job: LocalJob | RemoteJob) -> 
 
 
 def _run_attempt(
-    plan: Plan, shared: Supervision, job: LocalJob | RemoteJob, record: JobRecord
+    plan: Plan, shared: Supervision, runner: AttemptRunner, record: JobRecord
 ) -> tuple[Verdict, JobOutcome]:
     directory, began = shared.directory, record.began
     before = began - shared.started
     log_dir = directory.make_attempt_directory(plan.attempt)
     if before:
         shared.output.begin_attempt(log_dir)
-    attempt = AttemptStarted(job.listen_addresses, plan.restart_reason, len(plan.hosts), plan.placement.agents)
+    attempt = AttemptStarted(runner.listen_addresses, plan.restart_reason, len(plan.hosts), plan.placement.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
-    outcome = job.run_attempt(plan, record)
+    outcome = runner.run_attempt(plan, record)
     verdict = decide.decide(outcome, started=began, ended=time.time(), timeout=plan.job.timeout)
     verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.placement.notes)))
     return replace(verdict, attempt=plan.attempt, before=before, left_out=tuple(plan.placement.left_out)), outcome

@@ -59,7 +59,7 @@ class EngineCommands:
 
     def _start(self, plan: Plan, command: LaunchCommand, token: str, directory: Path | None = None) -> LaunchProcess:
         timeout = plan.job.init_timeout
-        told = AgentEnv(plan.job_id, self.addresses, token, command.engine, timeout, command.agents_stay)
+        told = AgentEnv(plan.job_id, self.addresses, token, command.engine.key, timeout, command.agents_stay)
         env = {**plan.base_env(self._environ), **command.set_env, **told.to_env()}
         for name in command.unset_env:
             env.pop(name, None)

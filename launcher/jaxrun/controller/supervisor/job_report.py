@@ -50,7 +50,7 @@ def open_output(
     """
     command = plan.launch_command
     # mpirun may show its ranks a terminal of its own, so `attach` prints no colours.
-    plain = command is not None and bool(command.attached_to)
+    plain = command is not None and command.attached
     colour_out, colour_err = (not plain and TerminalFormat.at(fd, environ).colour for fd in (1, 2))
     ranks = [worker.rank for worker in plan.workers]
     output = Output(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections.abc import Collection, Mapping
@@ -19,10 +18,9 @@ from jaxrun.files.own_files import open_own_directory
 from jaxrun.node.agent.agent import OUTPUT
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.ssh_start import split_failed_agents
-from jaxrun.spec.job.cluster_env import CancelCommand, launch_id
+from jaxrun.spec.engines.engine import CancelCommand, LaunchOutput
 from jaxrun.spec.job.plan import LaunchCommand
-from jaxrun.text import format_ranks_on_hosts, format_signal, parse_ranks
+from jaxrun.text import format_ranks_on_hosts, format_signal
 
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 LOG_NAME = "launch_command.log"
@@ -33,10 +31,6 @@ _LONG_TAIL_BYTES, _LONG_TAIL_LINES = 65536, 100  # of a command whose output exp
 # Grace before SIGTERM, and then before SIGKILL.
 _GRACE_S = (5.0, 2.0)
 _GRACE_AFTER_FAILURE_S = (0.6, 0.6)
-# How Open MPI 4 and 5 write a rank: [[12345,1],3], [prterun-h1-12345@1,3].
-_RANK_IN_OUTPUT = re.compile(r"Process name: \[\S*,(\d{1,9})\]")
-# "srun: error: h2: tasks 1-2,5: Exited with exit code 69"
-_FAILED_TASKS = re.compile(r"^srun: error: \S+: tasks? ([0-9,-]+): Exited with exit code", re.MULTILINE)
 
 
 class LaunchProcess:
@@ -80,7 +74,7 @@ class LaunchProcess:
             return b""
         if not data:
             return None
-        limit = _LONG_TAIL_BYTES if self.command.explains_itself else _TAIL_BYTES
+        limit = _LONG_TAIL_BYTES if self.command.engine.explains_itself else _TAIL_BYTES
         self._tail = (self._tail + data)[-limit:]
         if self._log is not None:
             with contextlib.suppress(OSError):
@@ -136,17 +130,16 @@ class LaunchProcess:
 
     def failed_agents(self) -> set[AgentId]:
         """Return the agents that have failed, by the output of a launch command that continues without them."""
-        if self.command.explains_itself:
-            return split_failed_agents(self._tail.decode(errors="replace"))[1]
-        texts = _FAILED_TASKS.findall(self._tail.decode(errors="replace"))
-        return {AgentId(number) for text in texts for part in parse_ranks(text, "srun's tasks") for number in part}
+        return set(self._read_tail().failed_agents)
+
+    def _read_tail(self) -> LaunchOutput:
+        return self.command.engine.read_output(self._tail.decode(errors="replace"))
 
     def last_lines(self) -> str:
         """Return the last lines of its output, indented; empty if there is none."""
-        text = self._tail.decode(errors="replace")
-        if self.command.explains_itself:
-            return "\n".join(split_failed_agents(text)[0][-_LONG_TAIL_LINES:])
-        lines = [line.rstrip() for line in text.splitlines()]
+        lines = [line.rstrip() for line in self._read_tail().lines]
+        if self.command.engine.explains_itself:
+            return "\n".join(lines[-_LONG_TAIL_LINES:])
         return "\n".join(f"  {line}" for line in [line for line in lines if line.strip(" -\0")][-_TAIL_LINES:])
 
     def add_last_lines(self, text: str) -> str:
@@ -161,7 +154,8 @@ class LaunchProcess:
     def describe_failed_start(self) -> str:
         """Describe that it could not start all agents, but continues."""
         said = self.last_lines()
-        return said if self.command.explains_itself else f"{self.title} could not start all agents; it said:\n{said}"
+        explained = self.command.engine.explains_itself
+        return said if explained else f"{self.title} could not start all agents; it said:\n{said}"
 
     def describe_end(self) -> str:
         """Write `srun (Slurm 22.05.8) ended with status 1`."""
@@ -172,11 +166,11 @@ class LaunchProcess:
     def describe_failure(self, hosts: Mapping[int, str], reported: Collection[int]) -> str:
         """Describe that it ended before the job, and the ranks whose agents have not reported."""
         words = self.last_lines()
-        if self.command.explains_itself and self.failed_agents():
+        if self.command.engine.explains_itself and self.failed_agents():
             return words
         said = f"; it said:\n{words}" if words else ""
         missing = [rank for rank in hosts if rank not in reported]
-        named = [rank for rank in map(int, _RANK_IN_OUTPUT.findall(words)) if rank in hosts]
+        named = [rank for rank in self.command.engine.read_output(words).named_ranks if rank in hosts]
         lacking = f"\nnot heard from: {format_ranks_on_hosts(missing, hosts)}" if missing and reported else ""
         if not reported and named:
             lacking = f"\nthat is {format_ranks_on_hosts(named, hosts)}"
@@ -187,8 +181,8 @@ class LaunchProcess:
         os.close(self._pipe)
         if self._log is not None:
             os.close(self._log)
-        may_remain = self.was_killed and self.has_silent and not self.command.attached_to
-        return cancel(self.command.cancel, self.launch_id) if may_remain else ""
+        may_remain = self.was_killed and self.has_silent and not self.command.attached
+        return cancel(self.command.engine.cancel, self.launch_id) if may_remain else ""
 
     def _wait(self, loop: EventLoop, seconds: float) -> bool:
         if self.reap():
@@ -233,11 +227,12 @@ def abort_job(command: LaunchCommand, exit_code: int, environ: Mapping[str, str]
 
     Returns a sentence for the user if it does not; else an empty text.
     """
-    if command.cancel is not None:
-        return cancel(command.cancel, launch_id(environ))
-    if environ.get("PMI_FD", "").isdecimal():  # like MPI_Abort, by the wire protocol of PMI-1
+    engine = command.engine
+    if engine.cancel is not None:
+        return cancel(engine.cancel, engine.cancel.launch_id(environ))
+    if engine.abort is not None and (descriptor := environ.get(engine.abort.fd_variable, "")).isdecimal():
         try:
-            os.write(int(environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % exit_code)
+            os.write(int(descriptor), engine.abort.message(exit_code))
         except OSError:
             return ""
         time.sleep(_ABORT_WAIT_S)

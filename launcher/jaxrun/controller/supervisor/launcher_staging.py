@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 import jaxrun
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.channel.listener import Peer
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.directory_copy import copy_directory, list_directory
@@ -22,9 +22,8 @@ from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.staging_messages import STAGE_VENV, Stage, StagedContent, staged_path, use_copies
 from jaxrun.protocol.worker_command import runtime_directory
-from jaxrun.spec.backends.ssh import carries_environment
+from jaxrun.spec.engines.ssh import carries_environment
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
 
@@ -33,6 +32,11 @@ class Staged(Struct, frozen=True):
 
     stage: Stage
     copies: Copies
+
+    def start_from_copies(self, setup: WorkerSetup) -> WorkerSetup:
+        """Return the setup of workers of this host with copies in place of their sources."""
+        argv, variables = use_copies(setup.argv, setup.environ, self.copies.by_source(self.stage))
+        return replace(setup, argv=argv, environ={**setup.environ, **variables})
 
     def give(self, peer: Peer) -> None:
         """Send a host the copies that it lacks, in a thread; that host reports problems."""
@@ -43,13 +47,6 @@ class Staged(Struct, frozen=True):
                 pass_on(self.stage.contents, self.copies, None, [taker])
 
         threading.Thread(target=pass_all, name="jaxrun-stage", daemon=True).start()
-
-
-def stage_here(plan: Plan, environ: Mapping[str, str]) -> Plan:
-    """Return the plan of workers that start from this host's copies. Raises the exceptions of stage_directories."""
-    found = stage_directories(plan.job)
-    argv, variables = use_copies(plan.argv, plan.base_env(environ), found.copies.by_source(found.stage))
-    return replace(plan, argv=argv, set_env={**plan.set_env, **variables})
 
 
 def stage_directories(job: Job) -> Staged:

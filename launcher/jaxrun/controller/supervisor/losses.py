@@ -4,13 +4,12 @@ mpirun and srun end a whole job when they lose one host or process, and then eve
 So these events are held for a moment or, once all hosts were asked whether they are alive, until each has answered or
 is lost according to --host-timeout (channel/silence.py). Then the cause is passed on first.
 
-After MPI_Abort, MPICH and Intel MPI kill all agents before these can report. Then the end of the rank's stderr tells
-which rank it was, if its agent had still read it.
+After MPI_Abort, some engines (MPICH, Intel MPI) kill all agents before these can report. Then the end of the rank's
+stderr tells which rank it was, if its agent had still read it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from itertools import compress
 from operator import not_
@@ -30,9 +29,6 @@ LONG_EXIT_GRACE_S = 0.5  # the same if it may be ending the processes that it st
 _ASKED_GRACE_S = 1.0  # wait for all that ends together, and for the answers of hosts that are alive
 ATTACHED_GRACE_S = 0.15  # an mpirun or srun gives less time to the processes that it started, like this one
 _ASK_AGAIN_S = 0.05  # between two checks whether a host has answered
-_KILLS_AGENTS = "hydra"  # the engine of MPICH and Intel MPI
-# "Abort(5) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 5) - process 1", or MPI's error
-_MPI_ABORT = re.compile(r"^Abort\((-?[0-9]{1,11})\) on node [0-9]+ \(rank [0-9]+ in comm [0-9]+\): ", re.MULTILINE)
 
 
 class HostAnswers(Protocol):
@@ -137,14 +133,14 @@ class LossWatch:
 
     def _find_mpi_abort(self) -> WorkerExited | StartFailed | None:
         """Return how the rank ended that called MPI_Abort; without its last words, that some rank did."""
-        launch, roster = self._launch, self._roster
-        if not (launch.failed and launch.command.engine == _KILLS_AGENTS and roster.all_reported and roster.suspected):
+        launch, roster, words = self._launch, self._roster, self._launch.command.engine.abort_words
+        if words is None or not (launch.failed and roster.all_reported and roster.suspected):
             return None
         ended = {rank for agent in roster.suspected for rank in roster.ranks_of(agent)}
         ended |= {event.rank for event in self._held if isinstance(event, WorkerExited)}
         for rank in sorted(ended):
             text = self._read_stderr(rank)
-            if any(int(code) & 0xFF == launch.status for code in _MPI_ABORT.findall(text)):
+            if any(int(code) & 0xFF == launch.status for code in words.findall(text)):
                 return WorkerExited(rank, launch.status or 0, stderr_tail=text)
         if launch.last_lines():  # it says so if it has lost a process
             return None

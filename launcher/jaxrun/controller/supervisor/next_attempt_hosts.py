@@ -27,9 +27,9 @@ from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.roster import Roster
 from jaxrun.errors import JaxrunError
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.spec.backends.manual import replan_manual
 from jaxrun.spec.backends.planning import replan
 from jaxrun.spec.backends.remote_plan import starting_agents
+from jaxrun.spec.engines.by_hand import replan_manual
 from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.rank_placement import (
     LOST,

@@ -171,7 +171,7 @@ class RemoteAgents:
         self.launched = launched
         self._launch = launched.launch
         # Someone else started this process beside the agents, and sends it the signals that they get.
-        self._attached = bool(self._launch.command.attached_to)
+        self._attached = self._launch.command.attached
         self._search = None
         if not plan.is_started_by_hand:
             self._search = HostSearch(head.loop, clock, plan, shared.environ, agents.commands, shared.guard)

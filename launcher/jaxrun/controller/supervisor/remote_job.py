@@ -8,18 +8,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrun.analysis.diagnosis.fabric import relevant_variables
 from jaxrun.analysis.diagnosis.job_end import EndedBySignal, Unavailable
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict.restarts import Stop
-from jaxrun.controller.head.agent_registry import AgentRegistry
-from jaxrun.controller.head.worker_assignment import LauncherSettings
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.supervisor.attempt_head import AttemptHead
-from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, make_head
+from jaxrun.controller.supervisor.attempt_loop import AttemptLoop, make_head, make_registry
 from jaxrun.controller.supervisor.engine_commands import EngineCommands
 from jaxrun.controller.supervisor.host_watches import HostWatches
 from jaxrun.controller.supervisor.launch_process import LaunchProcess, abort_job
@@ -43,8 +40,6 @@ from jaxrun.protocol.agent_messages import JobInfo
 from jaxrun.protocol.auth import ServerHandshake
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.job_record import JobRecord
-from jaxrun.records.rundir.rundir import attempt_directory
-from jaxrun.spec.job.cluster_env import starts_all_processes
 from jaxrun.spec.job.layout import wanted_platforms
 from jaxrun.spec.job.options import HOST_TIMEOUT_S
 from jaxrun.spec.job.plan import Plan
@@ -169,7 +164,9 @@ class RemoteJob:
         elif self._agents is None and plan.job.verbose:
             self._shared.output.print_line(f"jaxrun: listening at {self._port.description}")
         called = self._roster.begin(plan, anew=not self._agents_stay)
-        registry = self._make_registry(plan)
+        directory = "" if self._by_hand else os.getcwd()
+        addresses = self.listen_addresses
+        registry = make_registry(plan, self._shared, self._roster, directory=directory, listen_addresses=addresses)
         made = make_head(plan, self._shared, record, registry)
         head = AttemptHead(self._shared, made, plan.attempt, preload=plan.job.preload)
         try:
@@ -222,7 +219,7 @@ class RemoteJob:
         launches, agents = self._retired, self._agents
         if agents is not None:
             launch = agents.launched.launch
-            blamed = culprits if starts_all_processes(launch.command.engine) else ()
+            blamed = culprits if launch.command.engine.command else ()
             agents.shut_down(exit_code if self._by_hand else 0, headline=headline, blamed=blamed)
             launch.stop(self._shared.loop, hurry=exit_code != 0 or launch.has_silent)
             agents.close()
@@ -234,7 +231,7 @@ class RemoteJob:
             print_notice(launch.close())
         self._watches.close()
         self._port.close()
-        if agents is not None and agents.launched.launch.command.attached_to and agents.silent_ranks - {0}:
+        if agents is not None and agents.launched.launch.command.attached and agents.silent_ranks - {0}:
             print_notice(abort_job(agents.launched.launch.command, exit_code, self._shared.environ))
 
     def _make_job_info(self, plan: Plan, staged: Staged | None) -> JobInfo:
@@ -250,17 +247,6 @@ class RemoteJob:
             job.host_timeout or HOST_TIMEOUT_S,
             self._port.closed_port.getsockname()[1],
             host_check=plan.host_check,
-        )
-
-    def _make_registry(self, plan: Plan) -> AgentRegistry:
-        directory = self._shared.directory
-        log_dir = str(attempt_directory(Path(directory.name), plan.attempt)) if directory.path else ""
-        return AgentRegistry(
-            plan,
-            LauncherSettings(self._user_env, directory.name, log_dir),
-            self._roster,
-            directory="" if self._by_hand else os.getcwd(),
-            listen_addresses=self.listen_addresses,
         )
 
     def _run_launch_command(self, plan: Plan) -> LaunchedAgents:

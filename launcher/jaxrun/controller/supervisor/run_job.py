@@ -9,12 +9,13 @@ import contextlib
 import resource
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from jaxrun.controller.supervisor.job_terminal import resolve_stdin
@@ -30,9 +31,14 @@ from jaxrun.spec.job.plan import Plan
 from jaxrun.terminal import print_notice
 
 if TYPE_CHECKING:
+    from jaxrun.controller.supervisor.attempts import AttemptRunner
     from jaxrun.controller.supervisor.earlier_head import BegunJob
     from jaxrun.controller.supervisor.job_history import JobHistory
+    from jaxrun.controller.supervisor.launcher_staging import Staged
     from jaxrun.controller.supervisor.remote_job import Endpoint
+    from jaxrun.controller.supervisor.supervision import Supervision
+    from jaxrun.node.channel.event_loop import EventLoop
+    from jaxrun.node.forkserver.client import ForkServer
     from jaxrun.records.output.screen import HeldScreen
 
 
@@ -48,54 +54,67 @@ def run(
         check_live()
     plan = replace(plan, job=resolve_stdin(plan.job, plan.launch_command), ends_at=_find_end(plan, environ, started))
     check_limits(plan)
-    if plan.launch_command is None:
-        return _run_local(plan, environ, started, prestarted)
-    return _run_remote(plan, environ, started, endpoint)
+    begun = (
+        _begin_here(plan, environ, started, prestarted) if plan.reports else _begin_on_hosts(plan, started, endpoint)
+    )
+    if isinstance(begun, int):
+        return begun
+    from jaxrun.controller.supervisor.attempts import supervise, supervision
+
+    with supervision(
+        begun.plan, environ, begun.directory, begun.guard, begun.history, begun.loop, begun.held
+    ) as shared:
+        return supervise(begun.plan, shared, begun.runner(shared))
 
 
-def _run_local(plan: Plan, environ: Mapping[str, str], started: float, prestarted: PrestartedServer | None) -> int:
+class BegunRun(Struct, frozen=True):
+    """What a job has before its first attempt.
+
+    held:    the screen, if another process has it
+    runner:  makes what runs the attempts
+    """
+
+    plan: Plan
+    directory: rundir.RunDir
+    history: JobHistory
+    guard: Guard
+    loop: EventLoop
+    held: HeldScreen | None
+    runner: Callable[[Supervision], AttemptRunner]
+
+
+def _begin_here(
+    plan: Plan, environ: Mapping[str, str], started: float, prestarted: PrestartedServer | None
+) -> BegunRun:
+    """Begin a job whose agents are in this process."""
     loopback_address()  # if there is none, nothing is created
-    if plan.job.stage:
-        from jaxrun.controller.supervisor.launcher_staging import stage_here
-
-        plan = stage_here(plan, environ)
+    staged = _stage(plan)
     _check_compile_cache(plan, environ)
     listener = listen_for_metrics(plan.job)
     directory = _open_run_dir(plan)
     held = _start_sidecars(plan, directory, listener)
     guard = Guard(job_marker(plan.job_id), job_id=plan.job_id)  # forks, so it comes before any thread
-    of_ranks: Mapping[str, str] = plan.base_env(environ)
-    if plan.device_names:
-        from jaxrun.node.agent.spawn import with_own_variables
-
-        of_ranks = with_own_variables(of_ranks)
-    fork_server = prestart.server_for(plan.argv, of_ranks, prestarted, fork=plan.fork)
-    if fork_server is not None:
-        prestart.preload(fork_server, plan.job.preload, plan.argv, torch_env=plan.job.torch_env)
+    fork_server = _start_fork_server(plan, environ, prestarted, staged)
 
     from jaxrun.clock import Clock
-    from jaxrun.controller.supervisor.attempts import supervise, supervision
     from jaxrun.controller.supervisor.job_history import JobHistory
     from jaxrun.controller.supervisor.local_job import LocalJob
     from jaxrun.node.channel.event_loop import EventLoop
 
-    loop = EventLoop(Clock())
-    with supervision(plan, environ, directory, guard, JobHistory(started, started), loop, held) as shared:
-        return supervise(plan, shared, LocalJob(shared, fork_server))
+    def runner(shared: Supervision) -> AttemptRunner:
+        return LocalJob(shared, plan, fork_server, staged)
+
+    return BegunRun(plan, directory, JobHistory(started, started), guard, EventLoop(Clock()), held, runner)
 
 
-def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint: Endpoint | None) -> int:
+def _begin_on_hosts(plan: Plan, started: float, endpoint: Endpoint | None) -> BegunRun | int:
+    """Begin a job whose agents connect, or continue one; returns the exit status of a job that has ended meanwhile."""
     from jaxrun.node.channel.host_addresses import list_addresses, select_addresses
 
     # An --interface that this host lacks is refused before anything is created.
     addresses = select_addresses(list_addresses(), plan.job.interface)
-    staged = None
-    if plan.job.stage:  # by threads, which have ended when a process forks
-        from jaxrun.controller.supervisor.launcher_staging import stage_directories
-
-        staged = stage_directories(plan.job)
+    staged = _stage(plan)  # by threads, which have ended when a process forks
     from jaxrun.clock import Clock
-    from jaxrun.controller.supervisor.attempts import supervise, supervision
     from jaxrun.controller.supervisor.earlier_head import EndedEarlyError, begin_or_continue
     from jaxrun.controller.supervisor.remote_job import HeadPort, RemoteJob
     from jaxrun.node.channel.event_loop import EventLoop
@@ -108,15 +127,45 @@ def _run_remote(plan: Plan, environ: Mapping[str, str], started: float, endpoint
     except EndedEarlyError as end:
         port.close()
         return end.status
-    plan, directory, history = _open_job_dir(begun)
-    held = _start_sidecars(plan, directory, listener)
-    sigterm = plan.launch_command is None or plan.launch_command.sigterm_at_start
+    of_job, directory, history = _open_job_dir(begun)
+    held = _start_sidecars(of_job, directory, listener)
+    sigterm = of_job.launch_command is None or of_job.launch_command.sigterm_at_start
     # For no agent: each has a guard of its own.
-    guard = Guard(launch_mark=job_marker(plan.job_id), sigterm=sigterm)
+    guard = Guard(launch_mark=job_marker(of_job.job_id), sigterm=sigterm)
     if endpoint is not None:
         endpoint.on_listening()
-    with supervision(plan, environ, directory, guard, history, loop, held) as shared:
-        return supervise(plan, shared, RemoteJob(shared, plan, port, staged, begun.agents))
+
+    def runner(shared: Supervision) -> AttemptRunner:
+        return RemoteJob(shared, of_job, port, staged, begun.agents)
+
+    return BegunRun(of_job, directory, history, guard, loop, held, runner)
+
+
+def _stage(plan: Plan) -> Staged | None:
+    """Copy what --stage names to this host; None without it."""
+    if not plan.job.stage:
+        return None
+    from jaxrun.controller.supervisor.launcher_staging import stage_directories
+
+    return stage_directories(plan.job)
+
+
+def _start_fork_server(
+    plan: Plan, environ: Mapping[str, str], prestarted: PrestartedServer | None, staged: Staged | None
+) -> ForkServer | None:
+    """Start the process that imports jax for the workers of this machine, if they are forked."""
+    argv: tuple[str, ...] = plan.argv
+    of_ranks: Mapping[str, str] = plan.base_env(environ)
+    if plan.device_names or staged is not None:
+        from jaxrun.node.agent.spawn import WorkerSetup, with_own_variables
+
+        setup = WorkerSetup(argv, with_own_variables(of_ranks), ())
+        setup = setup if staged is None else staged.start_from_copies(setup)
+        argv, of_ranks = setup.argv, setup.environ
+    fork_server = prestart.server_for(argv, of_ranks, prestarted, fork=plan.fork)
+    if fork_server is not None:
+        prestart.preload(fork_server, plan.job.preload, argv, torch_env=plan.job.torch_env)
+    return fork_server
 
 
 def _open_job_dir(begun: BegunJob) -> tuple[Plan, rundir.RunDir, JobHistory]:

@@ -64,8 +64,3 @@ class Supervision(HidesFields, frozen=True):
     def clock(self) -> Callable[[], float]:
         """Returns seconds since the epoch."""
         return self.loop.clock
-
-    def serve_and_check(self) -> bool:
-        """Serve the job within a wait for something else; returns whether a signal asks the launcher to stop."""
-        self.loop.run_once(0)
-        return self.outside.signals.stop_requested

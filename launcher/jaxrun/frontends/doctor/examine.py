@@ -53,7 +53,7 @@ def examine(plan: Plan, run: Callable[[Plan], int], environ: Mapping[str, str], 
         in_directory=in_directory,
         **{**found, "facts": facts or found["facts"]},
     )
-    if plan.launch_command is not None and plan.launch_command.explains_itself:
+    if plan.launch_command is not None and plan.launch_command.engine.explains_itself:
         return seen
     return replace(seen, unreachable=_find_unreachable(seen.silent_hosts))
 

@@ -39,7 +39,6 @@ def main() -> int:
     from jaxrun.protocol.connect import HeadAddress
     from jaxrun.protocol.env import AgentEnv
     from jaxrun.protocol.names import AGENT_RANKS, CARRIED_LOCK, HEAD_TUNNEL
-    from jaxrun.spec.job import cluster_env
     from jaxrun.text import parse_ranks
 
     if CARRIED_LOCK in os.environ:
@@ -53,7 +52,9 @@ def main() -> int:
             ranks = [rank for part in parse_ranks(words[0], "an agent") for rank in part]
             size = int(words[1])
         else:
-            info = cluster_env.read_rank_info(env.engine, os.environ)
+            from jaxrun.spec.engines.rank_info import read_rank_info
+
+            info = read_rank_info(env.engine, os.environ)
             ranks, size = [info.rank], info.size
         way = WayToHead(
             lambda: HeadAddress(env.token, next(addresses)),

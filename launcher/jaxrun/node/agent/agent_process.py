@@ -30,6 +30,7 @@ from jaxrun.node.agent.agent_states import (
     WaitingForOrders,
 )
 from jaxrun.node.agent.guard import Guard, job_marker
+from jaxrun.node.agent.host_readiness import HostReadiness
 from jaxrun.node.agent.host_tasks import HostTasks
 from jaxrun.node.agent.pipes import Relay
 from jaxrun.node.agent.process_tree import become_subreaper, kill_all
@@ -221,20 +222,20 @@ class _AgentProcess:
             if not isinstance(info, JobInfo):
                 return info
             job = self._find_job(info)
-            return job.serve(self._orders(link, info, head, job.tasks), self.ranks)
+            return job.serve(self._orders(link, info, head, job.readiness), self.ranks)
         finally:
             self.stopped_by = link.stopped_by
             connection.close()
 
-    def _orders(self, link: HeadLink, info: JobInfo, head: HeadConnection, earlier: HostTasks | None) -> _Orders:
-        """What the agent needs to execute the orders of this head; `earlier` are the tasks of the head before."""
+    def _orders(self, link: HeadLink, info: JobInfo, head: HeadConnection, readiness: HostReadiness) -> _Orders:
+        """What the agent needs to execute the orders of this head."""
         start, peer = self._start, link.connection.peer
         address = plain_address(peer[0])
         at = Address(address, peer[1])
         is_tunnelled = at == self._tunnel
         own = ssh_address(start.environ) if is_tunnelled else plain_address(head.connection.getsockname()[0])
         report = partial(make_report, start.size, own, address, start.environ, tuple(start.command))
-        tasks = HostTasks(start.agent, info, at, head.token, start.environ, report, earlier)
+        tasks = HostTasks(start.agent, info, at, head.token, start.environ, report, readiness)
         closed = None if is_tunnelled else (peer[0], info.closed_port, *peer[2:])
         watch = HostWatch(SilenceLimit.of_agent(info.host_timeout), closed, time.monotonic)
         return _Orders(link, info, tasks, head.token, partial(watch.poll, (link.connection,)))
@@ -290,14 +291,14 @@ class _Orders(HidesFields, frozen=True):
 class _AgentJob:
     """What an agent has of one job, for one head after the other.
 
-    record:  what the latest head wants kept
-    tasks:   of the latest head
+    record:     what the latest head wants kept
+    readiness:  of this host
     """
 
     def __init__(self, job_id: str, environ: Mapping[str, str]) -> None:
         self.job_id = job_id
         self.record: JobRecord | None = None
-        self.tasks: HostTasks | None = None
+        self.readiness = HostReadiness(environ)
         self._environ = environ
         self._fork_server = OwnForkServer()
         self._snapshots = ""  # the directory of those on this host, once it has had ranks
@@ -316,7 +317,6 @@ class _AgentJob:
 
     def serve(self, head: _Orders, ranks: Sequence[int]) -> Shutdown:
         """Execute the head's orders until the last one; `ranks` are the agent's first ranks."""
-        self.tasks = head.tasks
         try:
             order = self._wait_for_orders(head, head.info.attempt, ranks)
             while not isinstance(order, Shutdown):

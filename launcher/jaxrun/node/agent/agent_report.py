@@ -14,7 +14,7 @@ from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport, JobInfo
 from jaxrun.protocol.names import LACKS_DIRECTORY, VERSION
 from jaxrun.records.rundir.rundir import JOB_FILE
-from jaxrun.spec.job.cluster_env import launch_id
+from jaxrun.spec.engines.lookup import launch_id
 from jaxrun.spec.job.devices import probe_machine
 
 

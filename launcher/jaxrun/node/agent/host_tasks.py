@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jaxrun.node.agent.gpus import GpuMemory
 from jaxrun.node.agent.guard import Guard, job_marker
+from jaxrun.node.agent.host_readiness import CheckTurn, HostReadiness
 from jaxrun.node.agent.spawn import WorkerSetup
 from jaxrun.node.agent.task_thread import Task
 from jaxrun.protocol.addresses import Address
@@ -56,11 +56,11 @@ class HostTasks:
         token: str,
         environ: Mapping[str, str],
         report: Callable[[JobInfo, AgentId], AgentReport],
-        earlier: HostTasks | None = None,
+        readiness: HostReadiness,
     ) -> None:
         """`head` is where the agent has found the head; `report` collects the facts about the host.
 
-        earlier:  the tasks of an earlier head; these wait for the memory of the GPUs as those would have done
+        readiness:  of the host, as it is known from earlier heads
         """
         self._agent = agent
         self._job = job
@@ -68,8 +68,7 @@ class HostTasks:
         self._environ = environ
         self._report = report
         self._turn = socket.socket(socket.AF_UNIX)  # the right to run --host-check, which one agent of each host has
-        # As it was before the first attempt.
-        self._gpu_memory: GpuMemory | None = earlier._gpu_memory if earlier is not None else None
+        self._readiness = readiness
         self._staging: HostStaging | None = None
         self._report_again: Task[AgentEvent] = lambda is_stopped: iter(())  # once the host has the environment
         if job.stage is not None:
@@ -130,9 +129,8 @@ class HostTasks:
             found = self._report(self._job, self._agent)
             yield replace(found, attempt=attempt, stage_port=_port(servers.copies), lacks_environment=True)
             return
-        if self._gpu_memory is not None:
-            self._gpu_memory.wait_until_free(partial(_log, ranks), is_stopped)
-        failure = self._check_host(attempt, ranks, is_stopped) if runs_check else ""
+        check, turn = self._job.host_check if runs_check else None, CheckTurn(attempt, ranks[0] if ranks else 0)
+        failure = self._readiness.wait(check, turn, partial(_log, ranks), is_stopped)
         if failure is None:
             return
         found = self._report(self._job, self._agent)
@@ -142,8 +140,8 @@ class HostTasks:
 
             environ, seen = {**self._environ, **self._job.environment}, found.can_write_run_dir
             yield collect_facts(self._agent, environ, sees_run_dir=seen, port=servers.peers.port)
-        if self._gpu_memory is None and found.machine.seen_gpus.names and self._job.restarts:
-            self._gpu_memory = GpuMemory(self._environ)
+        if found.machine.seen_gpus.names and self._job.restarts:
+            self._readiness.note_gpu_memory()
 
     def handle(self, task: HostTask, is_stopped: Callable[[], bool], servers: HostServers) -> Iterator[AgentEvent]:
         """Do a task of the head; yield nothing if it `is_stopped` before."""
@@ -160,14 +158,6 @@ class HostTasks:
                 yield copied
                 if lacked and not self._staging.lacks_environment:
                     yield from self._report_again(is_stopped)
-
-    def _check_host(self, attempt: int, ranks: Sequence[int], is_stopped: Callable[[], bool]) -> str | None:
-        """Return how --host-check failed; empty if it succeeded, None if it is stopped before."""
-        from jaxrun.node.agent.host_check import check_host
-
-        assert self._job.host_check is not None
-        host = os.uname().nodename
-        return check_host(self._job.host_check, self._environ, is_stopped, host=host, rank=ranks[0], attempt=attempt)
 
 
 def _port(listener: Listener | None) -> int:

@@ -40,6 +40,11 @@ class TaskThread(Generic[M]):
             raise self._error
         return arrived
 
+    def post(self, message: M) -> None:
+        """Let `receive` return this message, from within the task."""
+        self._messages.append(message)
+        os.eventfd_write(self._news, 1)
+
     def stop(self) -> None:
         """Ask the task to end; it may still yield a nearly finished result."""
         self._is_stopped.set()
@@ -53,8 +58,7 @@ class TaskThread(Generic[M]):
     def _run(self) -> None:
         try:
             for message in self._task(self._is_stopped.is_set):
-                self._messages.append(message)
-                os.eventfd_write(self._news, 1)
+                self.post(message)
         except BaseException as error:  # for the thread that receives
             self._error = error
             os.eventfd_write(self._news, 1)

@@ -27,7 +27,7 @@ from jaxrun.protocol.addresses import Address, parse_addresses
 from jaxrun.protocol.auth import MAX_FRAME_BYTES, Challenge
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress
-from jaxrun.spec.job.cluster_env import RankInfo
+from jaxrun.spec.engines.rank_info import RankInfo
 
 _TEXTS = ("token", "head")
 _CHECK_TIMEOUT_S = 5.0

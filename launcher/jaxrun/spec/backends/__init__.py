@@ -1,22 +1,24 @@
-"""The table of backends: everything that can start the processes of a job, for --backend, help and the pytest plugin.
+"""The backends, all that can start the processes of a job, for --backend, help and the pytest plugin.
 
-A new backend is one file in this directory, whose `plan` turns a Job into a Plan, and one line in BACKENDS. A backend
-that starts agents on other hosts fills in a LaunchCommand and lets remote_plan.plan_remote do the rest. planning.py
-calls the `plan` of a job's backend.
+A backend is an engine whose row in the table (spec/engines) has options; or this machine; or mpirun, whichever engine's
+that is. Its `plan` turns a Job into a Plan; planning.py calls it. The `plan` of a backend that starts agents on other
+hosts fills in a LaunchCommand and lets remote_plan.plan_remote do the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
+from jaxrun.spec.engines import ENGINES, HOST_LIST, HOST_OPTIONS, SPARES, Row
 from jaxrun.spec.job.option_declaration import Option
 
 
 class Backend(Struct, frozen=True):
-    """One line of the table.
+    """What --backend names.
 
-    module:   holds `plan(job, environ, job_id) -> Plan`; imported only when a job uses it; empty for `attach`. The
-              `plan` of a backend with spare hosts also takes a Placement: what is decided of hosts already
+    module:   holds its `plan` (engines.Row.plan); imported only when a job uses it; empty for `attach`
     options:  groups of options (Option.needs) that this backend supports
     """
 
@@ -24,30 +26,30 @@ class Backend(Struct, frozen=True):
     options: tuple[str, ...]
 
 
-HOST_OPTIONS = ("hosts", "network")
-_SPARES = "spares"
-_REQUESTS = ("GPUs", "submit")  # requests to a scheduler
+LOCAL, MPIRUN, KUBERNETES = "local", "mpirun", "kubernetes"
 
-LOCAL, KUBERNETES = "local", "kubernetes"
+
+def backends_of(rows: Mapping[str, Row]) -> dict[str, Backend]:
+    """Return those of these rows that --backend accepts."""
+    return {key: Backend(row.plan or row.module, row.options) for key, row in rows.items() if row.options is not None}
+
 
 BACKENDS = {
     LOCAL: Backend("jaxrun.spec.backends.local", ("simulated hosts",)),
-    "mpirun": Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, "host list", _SPARES, "fewer hosts", "mpirun")),
-    "ssh": Backend("jaxrun.spec.backends.ssh", (*HOST_OPTIONS, "host list", _SPARES, "fewer hosts", "ssh")),
-    "slurm": Backend("jaxrun.spec.backends.slurm", (*HOST_OPTIONS, _SPARES, "fewer hosts", "slurm", *_REQUESTS)),
-    KUBERNETES: Backend("jaxrun.spec.backends.kubernetes", (*HOST_OPTIONS, "fewer hosts", "kubernetes", *_REQUESTS)),
+    MPIRUN: Backend("jaxrun.spec.backends.mpirun", (*HOST_OPTIONS, HOST_LIST, SPARES, "fewer hosts", "mpirun")),
+    **backends_of(ENGINES),
 }
 ATTACH = "attach"  # `jaxrun attach`, whose processes mpirun, srun or a user has started
 HOSTS = "hosts"  # one command per host; --host-rank numbers the hosts
 _BY_HAND = {  # not accepted by --backend
     ATTACH: Backend("", ("network",)),
-    HOSTS: Backend("jaxrun.spec.backends.manual", (*HOST_OPTIONS, "fewer hosts", "by hand")),
+    HOSTS: Backend("jaxrun.spec.engines.by_hand", (*HOST_OPTIONS, "fewer hosts", "by hand")),
 }
 
 
 def places_ranks(backend: Backend) -> bool:
     """Whether its `plan` can start ranks on given hosts, and takes a Placement."""
-    return _SPARES in backend.options
+    return SPARES in backend.options
 
 
 def understands(backend: str, option: Option) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from jaxrun.protocol.env import AgentEnv
+from jaxrun.spec.engines import ENGINES
 from jaxrun.spec.job.environment import inherited_job_variables
 
 # Other names are a shell's own, and mpirun might read them as patterns.
@@ -13,9 +14,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_VARIABLES = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "DISPLAY", "LS_COLORS", "SHLVL", "_"}
 )
-_LOGIN_OR_ENGINE_PREFIXES = (
-    "SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL",
-)  # fmt: skip
+_LOGIN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_")
 
 
 def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) -> tuple[str, ...]:
@@ -25,9 +24,10 @@ def forwarded_variables(environ: Mapping[str, str], set_env: Mapping[str, str]) 
     that the user sets or the agents need.
     """
     left_out = {*_HOST_VARIABLES, *inherited_job_variables(environ)}
+    prefixes = (*_LOGIN_PREFIXES, *(prefix for row in ENGINES.values() for prefix in row.kept))
     kept = {
         name
         for name in environ
-        if name not in left_out and not name.startswith(_LOGIN_OR_ENGINE_PREFIXES) and _VARIABLE_NAME.fullmatch(name)
+        if name not in left_out and not name.startswith(prefixes) and _VARIABLE_NAME.fullmatch(name)
     }
     return tuple(sorted({*kept, *set_env, *AgentEnv.variable_names()}))

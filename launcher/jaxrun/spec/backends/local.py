@@ -1,26 +1,37 @@
-"""The local backend: all workers are processes of this machine, which may simulate several hosts."""
+"""The local backend: all workers are processes of this machine, which may simulate several hosts.
+
+The launcher is the agent of each of these hosts itself, so what they report is known when the job is planned.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
+from jaxrun.protocol.addresses import LOOPBACK
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.agent_messages import AgentReport
+from jaxrun.protocol.names import VERSION
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.protocol.worker_command import worker_argv
-from jaxrun.spec.job.binding import RankCores, choose_cores
+from jaxrun.spec.backends.remote_plan import make_workers
 from jaxrun.spec.job.combinations import check_rank_options
 from jaxrun.spec.job.devices import probe_machine
 from jaxrun.spec.job.environment import inherited_job_variables
 from jaxrun.spec.job.job import Job
-from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout, wanted_platforms
-from jaxrun.spec.job.plan import Plan, Worker
+from jaxrun.spec.job.layout import FORKED_PLATFORMS, decide_layout, wanted_platforms
+from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.rank_placement import Placement
-from jaxrun.spec.job.worker_variables import worker_variables
+from jaxrun.spec.job.worker_assignment import LauncherSettings, assign_workers
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
@@ -34,49 +45,74 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     if job.wrap and "%" not in job.wrap[0] and shutil.which(job.wrap[0], path=given.get("PATH")) is None:
         raise UsageError(f"--wrap: there is no command {job.wrap[0]!r} on PATH; install it, or give its path")
     check_rank_options(job, layout.processes)
-    set_env = {**job.env, **worker_variables(job, layout, given, cores=len(machine.cores))}
-    fresh = job.why_no_fork
-    if layout.platform not in FORKED_PLATFORMS:
-        fresh = f"{layout.platform} devices have not been tried after a fork"
-    workers = _workers(job, layout, machine, job_id)
-    hosts = tuple(worker.host for worker in workers)
-    return Plan(
-        job=replace(job, processes=layout.processes, platform=layout.platform),
+    per_process = layout.devices_per_process if layout.gpus.names else job.devices_per_process
+    wanted = replace(
+        job,
+        processes=layout.processes,
+        platform=layout.platform,
+        devices_per_process=per_process,
+        probe_hosts=False,  # there is no network between them
+    )
+    ranks_of = _ranks_of_agents(wanted)
+    names = {agent: f"h{agent + 1}" if job.simulated_hosts else machine.host for agent in ranks_of}
+    hosts = tuple(names[agent] for agent, ranks in ranks_of.items() for _ in ranks)
+    made = Plan(
+        job=wanted,
         job_id=job_id,
-        workers=workers,
+        workers=make_workers(hosts),
         argv=worker_argv(sys.executable, job.program, is_module=job.module),
-        set_env=set_env,
+        set_env={},
         unset_env=inherited_job_variables(environ),
         local_devices=layout.devices_per_process,
         device_names=layout.gpus.names,
-        fork=not fresh,
-        placement=Placement(hosts, whole=hosts, agents={AgentId(0): tuple(range(layout.processes))}),
-        notes=(*layout.notes, *((f"every worker is a fresh interpreter: {fresh}",) if fresh else ())),
+        fork=False,
+        placement=Placement(hosts, whole=hosts, agents=ranks_of),
+        reports={agent: _report(wanted, job_id, machine, agent, name) for agent, name in names.items()},
+    )
+    by_rank = {rank: made.reports[agent] for agent, ranks in ranks_of.items() for rank in ranks}
+    assigned = assign_workers(made, by_rank, LauncherSettings(given))
+    first = assigned.starts[0]
+    fresh = [f"every worker is a fresh interpreter: {why}" for why in filter(None, (_why_fresh(wanted),))]
+    return replace(
+        made,
+        workers=assigned.workers,
+        set_env=first.environment,
+        fork=first.fork,
+        notes=tuple(dict.fromkeys((*layout.notes, *assigned.notes, *fresh))),
     )
 
 
-def _workers(job: Job, layout: Layout, machine: Machine, job_id: str) -> tuple[Worker, ...]:
-    hosts = max(1, job.simulated_hosts)
-    size = layout.processes // hosts
-    devices = layout.devices_per_process if layout.gpus.names and layout.devices_per_process else 0
-    near = [layout.gpus.cores[rank * devices : (rank + 1) * devices] for rank in range(layout.processes)]
-    ranks = [RankCores(machine.cores, gpus) for gpus in near]
-    cpus = choose_cores(job.bind, ranks, on_cpu=layout.platform == "cpu", all_cores=machine.all_cores)
-    workers = []
-    for rank in range(layout.processes):
-        host = f"h{rank // size + 1}" if job.simulated_hosts else machine.host
-        workers.append(
-            Worker(
-                rank=rank,
-                local_rank=rank % size,
-                local_size=size,
-                host=host,
-                local_device_ids=tuple(range(rank * devices, (rank + 1) * devices)),
-                cpus=cpus[rank],
-                simulated_boot_id=_boot_id(job_id, host) if job.simulated_hosts else "",
-            )
-        )
-    return tuple(workers)
+def _ranks_of_agents(job: Job) -> dict[AgentId, tuple[int, ...]]:
+    """Return the ranks of this machine's agents: one, or one for each simulated host."""
+    agents = max(1, job.simulated_hosts)
+    size = (job.processes or 1) // agents
+    return {AgentId(agent): tuple(range(agent * size, (agent + 1) * size)) for agent in range(agents)}
+
+
+def _report(job: Job, job_id: str, machine: Machine, agent: AgentId, host: str) -> AgentReport:
+    """Return what an agent in this process reports of its host, simulated or not."""
+    return AgentReport(
+        agent=agent,
+        size=job.processes or 1,
+        host=host,
+        boot_id=_BOOT_ID.read_text().strip(),
+        pid=os.getpid(),
+        time=time.time(),
+        jaxrun_version=VERSION,
+        address=LOOPBACK,
+        head_address=LOOPBACK,
+        directory=os.getcwd(),
+        machine=machine,
+        can_write_run_dir=True,
+        simulated_boot_id=_boot_id(job_id, host) if job.simulated_hosts else "",
+    )
+
+
+def _why_fresh(job: Job) -> str:
+    """Why each worker gets an interpreter of its own; empty if one import serves all."""
+    if job.platform not in FORKED_PLATFORMS:
+        return f"{job.platform} devices have not been tried after a fork"
+    return job.why_no_fork
 
 
 def _boot_id(job_id: str, host: str) -> str:

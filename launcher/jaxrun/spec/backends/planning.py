@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from jaxrun.protocol.settings import STDIN_NONE
 from jaxrun.spec.backends import backend_of, places_ranks
+from jaxrun.spec.engines import HOST_LIST
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.spec.job.rank_placement import UNPLACED, Placement
@@ -24,9 +25,22 @@ def make_plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placeme
 
         placed = Placement(left_out=excluded_hosts(job))
     backend = backend_of(job.backend)
+    if HOST_LIST in backend.options and not placed.hosts:
+        job = _name_hosts(job, environ)
     words = (placed,) if places_ranks(backend) else ()
     plan: Plan = import_module(backend.module).plan(job, environ, job_id, *words)
     return plan
+
+
+def _name_hosts(job: Job, environ: Mapping[str, str]) -> Job:
+    """Name the hosts of the scheduler's job in which this process is, as -H would, if the user names none."""
+    from jaxrun.spec.engines.lookup import marked_engines
+    from jaxrun.spec.engines.mpirun_words import names_hosts
+
+    if job.host_list or job.hostfile or names_hosts(job.mpi_args):
+        return job
+    found = next((text for one in marked_engines(environ) if (text := one.slots(environ))), "")
+    return replace(job, host_list=found) if found else job
 
 
 def replan(plan: Plan, placed: Placement, environ: Mapping[str, str]) -> Plan:

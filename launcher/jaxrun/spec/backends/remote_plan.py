@@ -1,7 +1,7 @@
 """Plans jobs whose agents are on other hosts, as far as this host can.
 
 Everything that depends on a host, its devices and cores, is decided once all agents have reported
-(head/worker_assignment.py). After a loss of hosts, spec/job/rank_placement.py says where the ranks are.
+(spec/job/worker_assignment.py). After a loss of hosts, spec/job/rank_placement.py says where the ranks are.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import HostCheck
+from jaxrun.protocol.agent_messages import AgentReport, HostCheck
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.names import JOB_ID
 from jaxrun.protocol.worker_command import program_of
-from jaxrun.spec.job.cluster_env import CancelCommand, starts_ranks_again
+from jaxrun.spec.engines.engine import Engine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.rank_placement import UNPLACED, Placement
 
@@ -45,41 +45,46 @@ AGENT_ARGV = (sys.executable, "-m", "jaxrun.node.agent")  # a LaunchCommand runs
 class LaunchCommand(HidesFields, frozen=True):
     """The mpirun or srun that starts the agents on their hosts; jaxrun relies on it for nothing else.
 
-    engine:            the key in cluster_env.CLUSTER_ENVS of the variables that tell each agent its rank
+    engine:            the product that starts the agents, or has started them
     title:             its name for people: "Open MPI 5.0.11"
     argv:              the whole command, with AGENT_ARGV at its end; no variable's value, which other users could read
     set_env:           variables for the command itself, besides those for the workers
     unset_env:         names that the command must not see
-    attached_to:       what started all processes already, if `argv` starts only the agent of rank 0
-    passes_stdin:      whether standard input reaches any rank, or all, as --stdin says; else only rank 0
-    sigterm_at_start:  whether it handles a SIGTERM safely while it starts the agents; else it gets SIGKILL then
+    attached:          whether the engine has started all processes already, and `argv` starts only rank 0's agent
     agent_hosts:       the host of each agent: first the agents with ranks, then those that wait on spare hosts;
                        empty if a person or another program starts each agent
     size:              how many of agent_hosts this command starts; the others are started by one command each
     survive_host_loss: whether the agents survive when the host of another agent is lost
     agents:            each agent's ranks at its start, none for an agent that waits; empty if each agent has one
-    agents_stay:       whether agents outlive the command itself
-    explains_itself:   whether its output says in jaxrun's own words why agents did not start
-    cancel:            ends the agents if this command was killed; None if they end with it, or by themselves
     """
 
     hidden = frozenset({"set_env"})
 
-    engine: str
+    engine: Engine
     title: str
     argv: tuple[str, ...]
     set_env: Mapping[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
-    attached_to: str = ""
-    passes_stdin: bool = False
-    sigterm_at_start: bool = True
+    attached: bool = False
     agent_hosts: tuple[str, ...] = ()
     size: int = 0
     survive_host_loss: bool = False
     agents: Mapping[AgentId, tuple[int, ...]] = field(default_factory=dict)
-    agents_stay: bool = False
-    explains_itself: bool = False
-    cancel: CancelCommand | None = None
+
+    @property
+    def passes_stdin(self) -> bool:
+        """Whether standard input reaches any rank, or all, as --stdin says; else only rank 0."""
+        return self.engine.passes_stdin and not self.attached
+
+    @property
+    def sigterm_at_start(self) -> bool:
+        """Whether it handles a SIGTERM safely while it starts the agents; else it gets SIGKILL then."""
+        return self.engine.sigterm_at_start or self.attached
+
+    @property
+    def agents_stay(self) -> bool:
+        """Whether agents outlive the command itself."""
+        return self.engine.agents_stay and self.survive_host_loss
 
 
 class Plan(HidesFields, frozen=True):
@@ -101,6 +106,7 @@ class Plan(HidesFields, frozen=True):
     ends_at:        with --save-time, when Slurm ends the job, in seconds since the epoch; None if it does not
     placement:      which hosts and agents have which ranks
     requeue_id:     what the launchers of one requeued job share; empty if it is not requeued
+    reports:        what the agents report that are in the launcher's own process; empty if each has its own
     """
 
     hidden = frozenset({"set_env"})
@@ -121,6 +127,7 @@ class Plan(HidesFields, frozen=True):
     ends_at: float | None = None
     placement: Placement = UNPLACED
     requeue_id: str = ""
+    reports: Mapping[AgentId, AgentReport] = field(default_factory=dict)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -140,7 +147,7 @@ class Plan(HidesFields, frozen=True):
     @property
     def is_started_by_hand(self) -> bool:
         """Whether jaxrun starts only some of the agents."""
-        attached = self.launch_command is not None and self.launch_command.attached_to != ""
+        attached = self.launch_command is not None and self.launch_command.attached
         return self.job.host_rank is not None or attached
 
     @property
@@ -149,7 +156,7 @@ class Plan(HidesFields, frozen=True):
         command = self.launch_command
         if not self.job.host_wait or command is None or not self.is_started_by_hand:
             return False
-        return self.job.host_rank is not None or starts_ranks_again(command.engine)
+        return self.job.host_rank is not None or command.engine.starts_ranks_again
 
     @property
     def host_check(self) -> HostCheck | None:

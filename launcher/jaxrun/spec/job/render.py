@@ -45,8 +45,8 @@ def _where(plan: Plan) -> str:
     if command is None:
         hosts = plan.job.simulated_hosts
         return f"on {plural(hosts, 'simulated host') if hosts else 'this machine'}"
-    if command.attached_to:
-        return f"attached to {command.attached_to}"
+    if command.attached:
+        return f"attached to {command.engine.title}"
     known = [host for host in plan.hosts if host != UNKNOWN_HOST]
     on = f"on {plural(len(known), 'host')} " if known else ""
     return f"{on}by {command.title}"
@@ -80,7 +80,6 @@ def render_plan(plan: Plan, environ: Mapping[str, str], preloaded: Sequence[str]
 
 def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
     """Return the same for a job whose agents on other hosts start the workers and make each host's decisions."""
-    rows = [(str(w.rank), w.host, f"{w.local_rank} of {w.local_size}") for w in plan.workers]
     later = ", ".join(name for name in AgentEnv.variable_names() if name not in (JOB_ID, TOKEN))
     lines = [shlex.join(command.argv), ""]
     lines += [f"{plan_summary(plan)}; each agent starts its worker: {shlex.join((*plan.job.wrap, *plan.argv))}"]
@@ -88,7 +87,7 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
         where = "once for all attempts" if plan.job.max_restarts else "on hosts where one agent starts several workers"
         lines += [f"--preload {plan.job.preload}: {where}, by forks"]
     lines += [*_notes(plan), ""]
-    lines += format_columns([_COLUMNS[:3], *rows])
+    lines += format_columns([_COLUMNS, *(_row(plan, worker) for worker in plan.workers)])
     lines += ["", f"variables that jaxrun sets for {command.title}:"]
     values = {**plan.set_env, **command.set_env, JOB_ID: plan.job_id, TOKEN: "-"}
     lines += [f"  {_assignment(name, value)}" for name, value in sorted(values.items())]
@@ -97,7 +96,10 @@ def _render_remote_plan(plan: Plan, command: LaunchCommand) -> str:
         lines += ["", f"variables that each agent sets for its worker, as torchrun does: {', '.join(TORCH_VARIABLES)}"]
     if removed := (*plan.unset_env, *command.unset_env):
         lines += ["", f"variables that jaxrun removes: {', '.join(removed)}"]
-    lines += ["", "devices, cores, threads and the coordinator's address are decided when all agents have reported."]
+    lines += [
+        "",
+        "devices, cores, threads and the coordinator's address are decided when all agents have reported.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -121,6 +123,10 @@ def _worker_variables(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]],
 
 
 def _row(plan: Plan, worker: Worker) -> tuple[str, ...]:
+    """Return the row of a worker; devices and cores are unknown until its agent has reported."""
+    place = (str(worker.rank), worker.host, f"{worker.local_rank} of {worker.local_size}")
+    if plan.launch_command is not None:
+        return (*place, _UNKNOWN_YET, _UNKNOWN_YET)
     if worker.local_device_ids:
         devices = ", ".join(f"{plan.job.platform}:{ordinal}" for ordinal in worker.local_device_ids)
         names = dict.fromkeys(plan.device_names[ordinal] for ordinal in worker.local_device_ids)
@@ -128,7 +134,7 @@ def _row(plan: Plan, worker: Worker) -> tuple[str, ...]:
     else:
         devices = f"{plan.job.platform} x {plan.local_devices or 'all'}"
     cores = format_ranges(worker.cpus, ",") or "all"
-    return str(worker.rank), worker.host, f"{worker.local_rank} of {worker.local_size}", devices, cores
+    return (*place, devices, cores)
 
 
 def _assignment(name: str, value: str) -> str:

@@ -9,15 +9,18 @@ import re
 import pytest
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
-from jaxrun.spec.job.cluster_env import (
+from jaxrun.spec.engines.lookup import all_engines
+from jaxrun.spec.engines.rank_info import (
     BY_OPTIONS,
-    CLUSTER_ENVS,
     RankInfo,
     detect_rank_info,
     find_rank_info,
     read_rank_info,
     refuse_task_of_several,
 )
+
+ENGINES = [engine for engine in all_engines() if engine.ranks is not None]
+EACH = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.key)
 
 
 def env(text):
@@ -96,10 +99,10 @@ MVAPICH = env("MPIRUN_HOST=h1 MPIRUN_ID=4711 MV2_COMM_WORLD_LOCAL_RANK=0 MV2_COM
 PLACED = {
     "Open MPI 5": (OPEN_MPI_5, (), "open-mpi", "prterun-h1-8271@1"),
     "Open MPI 4": (OPEN_MPI_4, (), "open-mpi", "2828140545"),
-    "MPICH": (MPICH, MPICH_ON_SECOND, "hydra", "h1:46095"),
-    "MPICH behind a script": (MPICH, (["/bin/sh", "run.sh"], *MPICH_ON_SECOND), "hydra", "h1:46095"),
-    "MPICH, parent unknown": (MPICH, (), "hydra", ""),
-    "Intel MPI": (INTEL, INTEL_PROXY, "hydra", "cb280000-0070-d1cb-c060-0600856e1035"),
+    "MPICH": (MPICH, MPICH_ON_SECOND, "mpich", "h1:46095"),
+    "MPICH behind a script": (MPICH, (["/bin/sh", "run.sh"], *MPICH_ON_SECOND), "mpich", "h1:46095"),
+    "MPICH, parent unknown": (MPICH, (), "mpich", ""),
+    "Intel MPI": (INTEL, INTEL_PROXY, "intel-mpi", "cb280000-0070-d1cb-c060-0600856e1035"),
     "MVAPICH": (MVAPICH, (), "mvapich", "h1.4711"),
     "PALS": (PALS, (), "pals", "5d1b2c"),
     "Flux": (FLUX | FLUX_PMI, (), "flux", "f2zKcFRB"),
@@ -112,8 +115,8 @@ PLACED = {
     "srun --mpi=cray_shasta": (TASK | CRAY, (), "slurm", "7.0.0"),
     "Open MPI 5 inside of Slurm": (DAEMONS_STEP | OPEN_MPI_5, (), "open-mpi", "prterun-h1-8271@1"),
     "Open MPI 4 inside of Slurm": (DAEMONS_STEP | OPEN_MPI_4, (), "open-mpi", "2828140545"),
-    "MPICH inside of Slurm": (DAEMONS_STEP | MPICH, MPICH_ON_SECOND, "hydra", "h1:46095"),
-    "Intel MPI inside of Slurm": (DAEMONS_STEP | INTEL, (), "hydra", "cb280000-0070-d1cb-c060-0600856e1035"),
+    "MPICH inside of Slurm": (DAEMONS_STEP | MPICH, MPICH_ON_SECOND, "mpich", "h1:46095"),
+    "Intel MPI inside of Slurm": (DAEMONS_STEP | INTEL, (), "intel-mpi", "cb280000-0070-d1cb-c060-0600856e1035"),
 }
 NOWHERE = {
     "nothing at all": {},
@@ -146,9 +149,9 @@ def test_variables_that_name_no_rank_are_not_taken_for_one(case):
     with pytest.raises(UsageError) as refused:
         detect_rank_info(NOWHERE[case])
     lines = str(refused.value).splitlines()
-    for engine in CLUSTER_ENVS:
+    for engine in ENGINES:
         listed = [line for line in lines if line.startswith(f"  {engine.title}  ")]
-        assert len(listed) == 1 and engine.rank_variable in listed[0]
+        assert len(listed) == 1 and engine.ranks.rank in listed[0]
     hint = r"This is Slurm job (\d+), .* prepend srun: srun jaxrun attach PROGRAM"
     assert re.findall(hint, str(refused.value)) == [*filter(None, [NOWHERE[case].get("SLURM_JOB_ID")])]
     assert lines[-1] == "or give its rank: jaxrun attach --rank 3 --size 8 --head host:port PROGRAM"
@@ -171,7 +174,8 @@ def test_a_heterogeneous_job_is_refused_unless_an_mpirun_in_it_has_started_the_r
 
 STARTED_BY = {
     "open-mpi": "mpirun",
-    "hydra": "mpirun",
+    "intel-mpi": "mpirun",
+    "mpich": "mpirun",
     "mvapich": "mpirun",
     "flux": "flux run",
     "pals": "mpiexec",
@@ -218,7 +222,8 @@ def test_a_batch_script_is_no_task_of_the_step_in_which_it_was_submitted():
 
 ENGINE_AND_ENV = {
     "open-mpi": OPEN_MPI_5,
-    "hydra": MPICH,
+    "intel-mpi": INTEL,
+    "mpich": MPICH,
     "mvapich": MVAPICH,
     "flux": FLUX,
     "pals": PALS,
@@ -228,13 +233,10 @@ ENGINE_AND_ENV = {
 }
 
 
-ENGINES = pytest.mark.parametrize("engine", CLUSTER_ENVS, ids=lambda engine: engine.key)
-
-
 @pytest.mark.parametrize("value", [None, "", "x", "-1", "1.0", " 1", "0x1", "\u0661", "9" * 30])
-@ENGINES
+@EACH
 def test_a_missing_variable_and_an_invalid_number_are_named(engine, value):
-    for name in (engine.rank_variable, engine.size_variable):
+    for name in (engine.ranks.rank, engine.ranks.size):
         environ = ENGINE_AND_ENV[engine.key] | {name: value}
         with pytest.raises(UnavailableError) as refused:
             read_rank_info(engine.key, {key: text for key, text in environ.items() if text is not None})
@@ -242,15 +244,15 @@ def test_a_missing_variable_and_an_invalid_number_are_named(engine, value):
         assert str(refused.value).startswith(missing if value is None else f"{name}={value!r} is not a whole number")
 
 
-@ENGINES
+@EACH
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (19, 20), (1, 1), (0, 0), (5, 4)])
 def test_a_rank_is_less_than_the_size(engine, rank, size):
-    environ = ENGINE_AND_ENV[engine.key] | {engine.rank_variable: str(rank), engine.size_variable: str(size)}
+    environ = ENGINE_AND_ENV[engine.key] | {engine.ranks.rank: str(rank), engine.ranks.size: str(size)}
     if rank < size:
         place = read_rank_info(engine.key, environ)
         assert (place.rank, place.size) == (rank, size)
     else:
-        with pytest.raises(UnavailableError, match=f"{engine.rank_variable}={rank}, .* {engine.size_variable}={size}"):
+        with pytest.raises(UnavailableError, match=f"{engine.ranks.rank}={rank}, .* {engine.ranks.size}={size}"):
             read_rank_info(engine.key, environ)
 
 
@@ -279,7 +281,7 @@ def test_of_a_pod_whose_variables_are_half_set_the_missing_ones_are_named():
 
 
 def test_an_unknown_engine_is_a_protocol_error():
-    with pytest.raises(ProtocolError, match="there is no engine 'lam'; known are open-mpi, hydra, "):
+    with pytest.raises(ProtocolError, match="there is no engine 'lam'; known are ssh, by hand, open-mpi, "):
         read_rank_info("lam", {})
 
 
@@ -304,10 +306,10 @@ def test_without_an_engine_both_numbers_are_needed():
             detect_rank_info({}, (), rank, size)
 
 
-@ENGINES
+@EACH
 def test_hiding_the_variable_of_the_rank_hides_the_engine(engine):
     """The remedy that a contradiction names."""
     environ = dict(ENGINE_AND_ENV[engine.key])
     assert detect_rank_info(environ).engine == engine.key
-    del environ[engine.rank_variable]
+    del environ[engine.ranks.rank]
     assert find_rank_info(environ) is None

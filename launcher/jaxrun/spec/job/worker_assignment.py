@@ -1,22 +1,20 @@
-"""Assigns to each agent the worker that it starts, once all have reported: devices, cores and variables.
+"""Assigns to each agent the workers that it starts, from the reports of all agents: devices, cores and variables.
 
 Ranks are on one host if they report the same host name and boot id; their local ranks follow from that, regardless of
-mpirun or srun.
+mpirun or srun. Hosts that are simulated share a machine: its devices and cores are divided among all of its ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from jaxrun.controller.head.consistency import Expected, describe_different_devices, refuse
 from jaxrun.errors import NotUniformError, UsageError
 from jaxrun.protocol.addresses import LOOPBACK, LOOPBACK_6
 from jaxrun.protocol.agent_messages import AgentReport, StartWorker
-from jaxrun.protocol.env import attempt_nonce
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.spec.job.binding import RankCores, choose_cores
 from jaxrun.spec.job.layout import FORKED_PLATFORMS, Layout, decide_layout
@@ -46,14 +44,20 @@ class LauncherSettings(HidesFields, frozen=True):
 class Assignment(Struct, frozen=True):
     """The workers that all agents start.
 
-    starts:     by rank
-    expected:   the required properties of every worker
-    interface:  the address of rank 0's host that all other hosts can reach
-    notes:      remarks on the devices
+    workers:        by rank
+    starts:         by rank, what its agent is told
+    platform:       of every worker
+    local_devices:  the number of devices of every worker; None if only JAX can tell
+    shapes:         the devices of each rank as text; a job whose ranks differ in them must not start
+    interface:      the address of rank 0's host that all other hosts can reach
+    notes:          remarks on the devices
     """
 
+    workers: tuple[Worker, ...]
     starts: tuple[StartWorker, ...]
-    expected: Expected
+    platform: str
+    local_devices: int | None
+    shapes: Mapping[int, str]
     interface: str
     notes: tuple[str, ...]
 
@@ -61,20 +65,24 @@ class Assignment(Struct, frozen=True):
 def assign_workers(plan: Plan, reports: Reports, settings: LauncherSettings) -> Assignment:
     """Decide what every agent starts, once the reports are complete.
 
-    Raises NotUniformError if the hosts differ, and UsageError if the job is not possible on their platform.
+    Raises NotUniformError if a host lacks devices, and UsageError if the job is not possible on their platform.
     """
-    hosts = group_by_host(sorted(reports.items()))
-    layouts = {rank: layout for host in hosts for rank, layout in _lay_out(plan, host, settings).items()}
-    shapes = {rank: f"{one.platform}, {_describe_devices(one.devices_per_process)}" for rank, one in layouts.items()}
-    refuse(describe_different_devices(shapes, {rank: report.host for rank, report in reports.items()}))
+    machines = _group(sorted(reports.items()), _machine)
+    layouts = {rank: layout for machine in machines for rank, layout in _lay_out(plan, machine, settings).items()}
     interface = reachable_address(reports[0], reports.values())
-    starts = [start for host in hosts for start in _starts(plan, host, layouts, interface, settings)]
+    starts = [start for machine in machines for start in _starts(plan, machine, layouts, interface, settings)]
+    starts.sort(key=lambda start: start[0].rank)
     any_layout = layouts[0]
     replace(plan.job, platform=any_layout.platform)  # raises if this Job would be invalid
-    nonce = attempt_nonce(plan.job_id, plan.attempt)
-    expected = Expected(len(plan.workers), nonce, any_layout.platform, any_layout.devices_per_process)
-    notes = dict.fromkeys(note for layout in layouts.values() for note in layout.notes)
-    return Assignment(tuple(sorted(starts, key=lambda start: start.worker.rank)), expected, interface, tuple(notes))
+    return Assignment(
+        workers=tuple(worker for worker, _ in starts),
+        starts=tuple(start for _, start in starts),
+        platform=any_layout.platform,
+        local_devices=any_layout.devices_per_process,
+        shapes={rank: f"{one.platform}, {_describe_devices(one.devices_per_process)}" for rank, one in layouts.items()},
+        interface=interface,
+        notes=tuple(dict.fromkeys(note for layout in layouts.values() for note in layout.notes)),
+    )
 
 
 def prepare_workers(
@@ -86,15 +94,21 @@ def prepare_workers(
     """
     members = [(int(report.agent), report) for report in host]  # they have no ranks yet
     interface = reachable_address(reports[0], reports.values())
-    return list(_starts(plan, members, _lay_out(plan, members, settings), interface, settings))
+    return [start for _, start in _starts(plan, members, _lay_out(plan, members, settings), interface, settings)]
 
 
 def group_by_host(reports: Iterable[tuple[Number, AgentReport]]) -> list[list[tuple[Number, AgentReport]]]:
     """Group reports with their numbers (ranks or agents) by host, in order of arrival."""
-    hosts: dict[tuple[str, str], list[tuple[Number, AgentReport]]] = {}
+    return _group(reports, _host)
+
+
+def _group(
+    reports: Iterable[tuple[Number, AgentReport]], key: Callable[[AgentReport], Hashable]
+) -> list[list[tuple[Number, AgentReport]]]:
+    groups: dict[Hashable, list[tuple[Number, AgentReport]]] = {}
     for number, report in reports:
-        hosts.setdefault(_host(report), []).append((number, report))
-    return list(hosts.values())
+        groups.setdefault(key(report), []).append((number, report))
+    return list(groups.values())
 
 
 def reachable_address(own: AgentReport, reports: Iterable[AgentReport]) -> str:
@@ -113,9 +127,13 @@ def _host(report: AgentReport) -> tuple[str, str]:
     return report.host, report.boot_id
 
 
-def _lay_out(plan: Plan, host: Sequence[Reported], settings: LauncherSettings) -> dict[int, Layout]:
+def _machine(report: AgentReport) -> tuple[str, str]:
+    return report.machine.host, report.boot_id
+
+
+def _lay_out(plan: Plan, machine: Sequence[Reported], settings: LauncherSettings) -> dict[int, Layout]:
     layouts: dict[int, Layout] = {}
-    for group in _group_by_gpus(host):
+    for group in _group_by_gpus(machine):
         _, first = group[0]
         per_process = plan.job.devices_per_process
         if per_process is None and (names := first.machine.seen_gpus.names):
@@ -129,6 +147,7 @@ def _lay_out(plan: Plan, host: Sequence[Reported], settings: LauncherSettings) -
             host_rank=None,
             head="",
             devices_per_process=per_process,
+            simulated_hosts=0,
         )
         try:
             layout = decide_layout(wanted, first.machine, settings.user_env)
@@ -139,31 +158,39 @@ def _lay_out(plan: Plan, host: Sequence[Reported], settings: LauncherSettings) -
 
 
 def _starts(
-    plan: Plan, host: Sequence[Reported], layouts: Mapping[int, Layout], interface: str, settings: LauncherSettings
-) -> Iterator[StartWorker]:
-    job, shares_cores = plan.job, len({report.machine.cores for _, report in host}) == 1
-    index_of = {rank: index for group in _group_by_gpus(host) for index, (rank, _) in enumerate(group)}
-    device_ids = {rank: _device_ids(layouts[rank], index_of[rank]) for rank, _ in host}
-    ranks = [RankCores(report.machine.cores, _cores_near(report, device_ids[rank])) for rank, report in host]
-    first_rank, first = host[0]
+    plan: Plan,
+    machine: Sequence[Reported],
+    layouts: Mapping[int, Layout],
+    interface: str,
+    settings: LauncherSettings,
+) -> Iterator[tuple[Worker, StartWorker]]:
+    job, shares_cores = plan.job, len({report.machine.cores for _, report in machine}) == 1
+    index_of = {rank: index for group in _group_by_gpus(machine) for index, (rank, _) in enumerate(group)}
+    device_ids = {rank: _device_ids(layouts[rank], index_of[rank]) for rank, _ in machine}
+    ranks = [RankCores(report.machine.cores, _cores_near(report, device_ids[rank])) for rank, report in machine]
+    first_rank, first = machine[0]
     on_cpu = layouts[first_rank].platform == "cpu"
     cpus = choose_cores(job.bind, ranks, on_cpu=on_cpu, all_cores=first.machine.all_cores)
-    for local_rank, (rank, report) in enumerate(host):
+    places = {rank: (at, len(host)) for host in group_by_host(machine) for at, (rank, _) in enumerate(host)}
+    for (rank, report), own_cpus in zip(machine, cpus, strict=True):
         layout = layouts[rank]
         cores = len(report.machine.cores)
-        cores = max(1, cores // len(host)) if shares_cores else cores
+        cores = max(1, cores // len(machine)) if shares_cores else cores
         asked = replace(job, devices_per_process=layout.devices_per_process) if layout.gpus.names else job
         values = worker_variables(asked, replace(layout, processes=1), settings.user_env, cores=cores)
-        worker = Worker(rank, local_rank, len(host), report.host, device_ids[rank], cpus[local_rank])
-        yield StartWorker(
-            worker=plan.worker_env(worker, run_dir=settings.run_dir if report.can_write_run_dir else ""),
-            program=plan.program_argv,
-            environment={**job.env, **_bypass_proxies(values, interface)},
-            log_dir=settings.log_dir if report.can_write_run_dir else "",
-            show_output=job.shows(rank),
-            fork=layout.platform in FORKED_PLATFORMS and not job.why_no_fork,
-            wrap=job.wrap,
-            preload=job.preload,
+        worker = Worker(rank, *places[rank], report.host, device_ids[rank], own_cpus, report.simulated_boot_id)
+        yield (
+            worker,
+            StartWorker(
+                worker=plan.worker_env(worker, run_dir=settings.run_dir if report.can_write_run_dir else ""),
+                program=plan.program_argv,
+                environment={**job.env, **_bypass_proxies(values, interface)},
+                log_dir=settings.log_dir if report.can_write_run_dir else "",
+                show_output=job.shows(rank),
+                fork=layout.platform in FORKED_PLATFORMS and not job.why_no_fork,
+                wrap=job.wrap,
+                preload=job.preload,
+            ),
         )
 
 
@@ -175,7 +202,9 @@ def _cores_near(report: AgentReport, device_ids: Sequence[int]) -> tuple[str, ..
 def _bypass_proxies(values: Mapping[str, str], interface: str) -> dict[str, str]:
     """Add the coordinator's address to those that gRPC must not look for behind a proxy."""
     name = "no_grpc_proxy"
-    return {**values, name: f"{values[name]},{interface}"} if name in values else dict(values)
+    if name not in values or interface in values[name].split(","):
+        return dict(values)
+    return {**values, name: f"{values[name]},{interface}"}
 
 
 def _describe_devices(count: int | None) -> str:
@@ -188,9 +217,6 @@ def _device_ids(layout: Layout, index: int) -> tuple[int, ...]:
     return tuple(range(index * count, (index + 1) * count))
 
 
-def _group_by_gpus(host: Sequence[Reported]) -> list[list[Reported]]:
-    """Group the ranks of a host that see the same GPUs, which are divided among them."""
-    groups: dict[tuple[str, ...], list[Reported]] = {}
-    for rank, report in host:
-        groups.setdefault(report.machine.seen_gpus.ids, []).append((rank, report))
-    return list(groups.values())
+def _group_by_gpus(machine: Sequence[Reported]) -> list[list[Reported]]:
+    """Group the ranks of a machine that see the same GPUs, which are divided among them."""
+    return _group(machine, lambda report: report.machine.seen_gpus.ids)

@@ -1,4 +1,4 @@
-"""The Slurm backend: inside an allocation, one srun starts an agent for each rank.
+"""srun, for the engine Slurm: inside an allocation, one srun starts an agent for each rank.
 
 srun gets everything on its command line: it would read missing options from SLURM_* variables, which may belong to
 another step. No value of a variable stands there, because srun passes on its own environment.
@@ -23,7 +23,7 @@ from jaxrun.protocol.settings import STDIN_RANK_0
 from jaxrun.spec.backends.remote_plan import count_without_spares, leave_out, plan_remote
 from jaxrun.spec.backends.sbatch import check_slurm_args, has_option, sbatch_options
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks, without_nodes
-from jaxrun.spec.job.cluster_env import cancel_command
+from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.spec.job.rank_placement import UNPLACED, Placement
@@ -86,7 +86,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = 
     survives = job.outlives_hosts or bool(placed.hosts)
     how = _StepShape((*hosts, *waiting), shape, exact=bool(placed.hosts), survives=survives)
     command = LaunchCommand(
-        engine="slurm",
+        engine=SLURM,
         title=f"srun in Slurm job {allocation.job_id}",
         argv=(
             *(srun, *_srun_options(job, how, environ)),
@@ -94,8 +94,6 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = 
         ),
         set_env={"SRUN_CPUS_PER_TASK": str(shape.cpus)},
         unset_env=_hidden_variables(job, allocation, environ),
-        passes_stdin=True,
-        cancel=cancel_command("slurm"),
         agent_hosts=(*hosts, *waiting),
         size=len(hosts) + len(waiting),
         survive_host_loss=survives,

@@ -1,4 +1,4 @@
-"""The ssh backend: OpenSSH's client starts one agent on each of the hosts that -H or --hostfile name.
+"""OpenSSH: its client starts one agent on each of the hosts that -H or --hostfile name.
 
 One local process, the starter (node/ssh), keeps a connection to each host. Each agent then has a connection
 of its own to the head, directly or through its host's ssh, so the agents survive the loss of another host.
@@ -14,14 +14,26 @@ from collections.abc import Mapping, Sequence
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.agent_id import AgentId
+from jaxrun.protocol.ssh_start import split_failed_agents
 from jaxrun.protocol.staging_messages import STAGE_VENV
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
+from jaxrun.spec.engines.engine import Engine, LaunchOutput
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.spec.job.rank_placement import UNPLACED, Placement
 
 STARTER = "jaxrun.node.ssh"
+
+
+def _read_output(text: str) -> LaunchOutput:
+    lines, failed = split_failed_agents(text)
+    return LaunchOutput(lines, frozenset(failed))
+
+
+# Each agent is told its ranks.
+SSH = Engine(key="ssh", title="OpenSSH", agents_stay=True, explains_itself=True, read_output=_read_output)
+
 _LONGEST_CONNECT_S = 15  # until a host that does not answer is given up
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # means itself in every shell
 
@@ -44,16 +56,14 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = 
         hosts, spares = place_on_hosts(job, named, None), spare_hosts(job, named, None)
     ranks_of = _ranks_of_hosts(hosts)
     command = LaunchCommand(
-        engine="",  # each agent is told its ranks
+        engine=SSH,
         title="ssh",
         argv=(sys.executable, "-m", STARTER, *_starter_words(job, find_ssh(environ), ranks_of), "--", *AGENT_ARGV),
         agent_hosts=(*hosts, *spares),
         size=len(hosts),
         agents={AgentId(ranks[0]): tuple(ranks) for ranks in ranks_of.values()}
         | {AgentId(len(hosts) + index): () for index in range(len(spares))},
-        agents_stay=True,
         survive_host_loss=True,
-        explains_itself=True,
     )
     return plan_remote(job, environ, job_id, command, hosts, (), spares, left_out)
 

@@ -10,7 +10,8 @@ import pytest
 from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends import HOSTS
-from jaxrun.spec.job.host_env import HOST_ENVS, HostInfo, find_host_info, find_platform
+from jaxrun.spec.engines.host_info import HostInfo, find_host_info, find_platform, platforms
+from jaxrun.spec.engines.lookup import all_engines
 
 
 def env(text):
@@ -90,7 +91,7 @@ def test_each_platform_says_which_host_this_is(title):
 
 
 def test_every_platform_of_the_table_has_an_example():
-    assert {each.title for each in HOST_ENVS} == {*PLATFORMS}
+    assert {each.title for each in platforms(all_engines())} == {*PLATFORMS}
 
 
 @pytest.mark.parametrize("title", PLATFORMS)
@@ -98,9 +99,9 @@ def test_a_variable_that_is_missing_is_named_with_the_one_that_replaces_it(title
     environ, expected = PLATFORMS[title]
     platform = find_platform(environ)
     for attribute, own in (("index", "JAXRUN_HOST_RANK"), ("count", "JAXRUN_HOSTS")):
-        source = getattr(platform, attribute)
+        source = getattr(platform.variables, attribute)
         left = {name: text for name, text in environ.items() if source is None or name != source.names[0]}
-        if left == environ or title == "SageMaker" or find_platform(left) is not platform:
+        if left == environ or title == "SageMaker" or find_platform(left) != platform:
             continue  # another platform's, or several values in one variable
         with pytest.raises(UsageError, match=f"is not set .*{source.names[0]}.*; set {own} on all hosts, as in {own}="):
             find_host_info(left)
@@ -195,8 +196,9 @@ def test_the_table_of_the_docs_is_the_table_of_the_code():
     text = (Path(__file__).parents[2] / "docs" / "clusters" / "pods.md").read_text()
     lines = text.partition("| platform | this host |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert [row[0] for row in rows] == [each.title for each in HOST_ENVS]
-    for (_, *cells), each in zip(rows, HOST_ENVS, strict=True):
+    known = list(platforms(all_engines()))
+    assert [row[0] for row in rows] == [each.title for each in known]
+    for (title, *cells), each in zip(rows, [platform.variables for platform in known], strict=True):
         heads = (*(each.head.names if each.head else ()), *(each.port.names if each.port else ()))
         wanted = (each.index.names, each.count.names if each.count else ("JAXRUN_HOSTS",), heads or ("JAXRUN_HEAD",))
-        assert [set(re.findall(r"`(\S+)`", cell)) for cell in cells] == [*map(set, wanted)], each.title
+        assert [set(re.findall(r"`(\S+)`", cell)) for cell in cells] == [*map(set, wanted)], title

@@ -22,10 +22,17 @@ from msgspec.structs import replace
 from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_USAGE, UsageError
 from jaxrun.protocol.names import HEAD, HOSTS, TOKEN
 from jaxrun.spec.backends.generated_files import MARK
+from jaxrun.spec.engines.engine import Engine
+from jaxrun.spec.engines.host_variables import HEAD_PORT, HostVariables, source
 from jaxrun.spec.job.env_options import mask_secret
-from jaxrun.spec.job.host_env import HEAD_PORT
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import Plan
+
+KUBERNETES = Engine(
+    key="kubernetes",
+    title="an indexed Job of Kubernetes",
+    hosts=HostVariables(markers=("JOB_COMPLETION_INDEX",), index=source("JOB_COMPLETION_INDEX")),
+)
 
 _CONTAINER = "jaxrun"
 _REPLICATED_JOB = "host"  # of a JobSet, whose pods are NAME-host-0-INDEX

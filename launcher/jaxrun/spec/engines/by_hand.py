@@ -17,12 +17,14 @@ from jaxrun.protocol.auth import job_fingerprint
 from jaxrun.protocol.names import POD_MARKER, TOKEN
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.spec.backends.remote_plan import make_workers, plan_remote
-from jaxrun.spec.job.cluster_env import CLUSTER_ENVS, RankInfo, cancel_command
+from jaxrun.spec.engines.engine import Engine
 from jaxrun.spec.job.devices import probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST
+
+BY_HAND = Engine(key="by hand", title="processes started by hand", starts_ranks_again=True)
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
@@ -35,7 +37,7 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     ranks = range(job.host_rank * each, (job.host_rank + 1) * each)
     size = each * job.hosts
     command = LaunchCommand(
-        engine="",  # the agent gets its ranks as arguments
+        engine=BY_HAND,
         title="the agent of this host",
         argv=(*AGENT_ARGV, f"{ranks[0]}-{ranks[-1]}", str(size)),
         agents={AgentId(first): tuple(range(first, first + each)) for first in range(0, size, each)},
@@ -85,17 +87,10 @@ def _processes_of_each_host(job: Job, environ: Mapping[str, str], machine: Machi
     return decide_layout(here, machine, given).processes
 
 
-def plan_attached(job: Job, rank_info: RankInfo, environ: Mapping[str, str], job_id: str) -> Plan:
-    """Plan `jaxrun attach` on rank 0: all processes exist already, and rank 0 starts its own agent as the others do.
+def plan_attached(job: Job, engine: Engine, size: int, environ: Mapping[str, str], job_id: str) -> Plan:
+    """Plan `jaxrun attach` on rank 0 of `size`: all processes exist already, and rank 0 starts its own agent as all do.
 
     The hosts of the ranks become known when their agents report.
     """
-    titles = {engine.key: engine.title for engine in CLUSTER_ENVS}
-    command = LaunchCommand(
-        engine=rank_info.engine,
-        title="the agent of rank 0",
-        argv=(*AGENT_ARGV, "0", str(rank_info.size)),
-        attached_to=titles.get(rank_info.engine, "processes started by hand"),
-        cancel=cancel_command(rank_info.engine),
-    )
-    return plan_remote(job, environ, job_id, command, [UNKNOWN_HOST] * rank_info.size)
+    command = LaunchCommand(engine, "the agent of rank 0", (*AGENT_ARGV, "0", str(size)), attached=True)
+    return plan_remote(job, environ, job_id, command, [UNKNOWN_HOST] * size)

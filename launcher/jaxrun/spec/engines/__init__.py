@@ -1,0 +1,88 @@
+"""The table of engines: every product that starts processes for jobs, and how jaxrun recognizes it.
+
+A new engine is one file in this directory, which makes an Engine (engine.py), and one row here. A row has what must be
+known before the file is imported, because a job on one machine, and an agent, imports none that it does not need.
+lookup.py imports the files; rank_info.py and host_info.py read the rank and the host of a process by them. BACKENDS,
+what --backend accepts, is a view of this table (spec/backends).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Row(Struct, frozen=True):
+    """A row of the table.
+
+    where:    "module:NAME" of the Engine
+    marks:    variables of which its processes have one; () if it is not recognized by variables
+    says:     texts of which the output of its `mpirun --version` has one; () if it has no mpirun
+    kept:     beginnings of variables that belong to one of its processes, and must not reach others on other hosts
+    options:  groups of options (Option.needs) that --backend supports for it; None if it is no choice of --backend
+    plan:     the module with its `plan(job, environ, job_id) -> Plan`, if that is not in the engine's own file, which
+              agents import if it has `ranks`. The `plan` of a backend with spare hosts also takes a Placement
+    """
+
+    where: str
+    marks: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    options: tuple[str, ...] | None = None
+    plan: str = ""
+
+    @property
+    def module(self) -> str:
+        return self.where.partition(":")[0]
+
+
+HOST_OPTIONS = ("hosts", "network")
+HOST_LIST = "host list"  # -H and --hostfile
+SPARES = "spares"  # its `plan` can start ranks on given hosts
+_REQUESTS = ("GPUs", "submit")  # requests to a scheduler
+_HERE = "jaxrun.spec.engines"
+_OF_HYDRA = ("PMI_", "HYDRA_", "MPI_LOCAL")
+
+# By key. The first row whose engine has started a process counts: each stands before those whose variables its
+# processes may inherit. Slurm stands after all MPIs: mpirun's daemons are tasks of a Slurm step of their own, and the
+# processes that they start inherit that step's numbers. An indexed Job of Kubernetes, which any pod may be, is last.
+ENGINES = {
+    "ssh": Row(f"{_HERE}.ssh:SSH", options=(*HOST_OPTIONS, HOST_LIST, SPARES, "fewer hosts", "ssh")),
+    "by hand": Row(f"{_HERE}.by_hand:BY_HAND"),
+    "open-mpi": Row(
+        f"{_HERE}.open_mpi:OPEN_MPI",
+        ("OMPI_COMM_WORLD_RANK",),
+        says=("(Open MPI)", "(OpenRTE)"),
+        kept=("OMPI_", "PMIX_", "PRTE_"),
+    ),
+    "intel-mpi": Row(f"{_HERE}.intel_mpi:INTEL_MPI", ("PMI_RANK",), says=("Intel(R) MPI Library",), kept=_OF_HYDRA),
+    "mpich": Row(f"{_HERE}.mpich:MPICH", ("PMI_RANK",), says=("HYDRA build details",), kept=_OF_HYDRA),
+    "mvapich": Row(f"{_HERE}.mvapich:MVAPICH", ("MV2_COMM_WORLD_RANK",)),
+    "flux": Row(f"{_HERE}.flux:FLUX", ("FLUX_TASK_RANK",)),
+    "pals": Row(f"{_HERE}.pals:PALS", ("PALS_RANKID",)),
+    "slurm": Row(
+        f"{_HERE}.slurm:SLURM",
+        ("SLURM_PROCID", "SLURM_JOB_ID"),
+        kept=("SLURM_",),
+        options=(*HOST_OPTIONS, SPARES, "fewer hosts", "slurm", *_REQUESTS),
+        plan="jaxrun.spec.backends.srun",
+    ),
+    "lsf": Row(f"{_HERE}.lsf:LSF", ("LSB_MCPU_HOSTS",)),
+    "kubeflow-torch": Row(f"{_HERE}.platforms:KUBEFLOW_TORCH", ("PET_NODE_RANK", "PET_NNODES")),
+    "xpk-cpu": Row(f"{_HERE}.platforms:XPK_CPU", ("JAX_PROCESS_COUNT", "PROCESSES_IN_JOB")),
+    "kubeflow": Row(f"{_HERE}.platforms:KUBEFLOW", ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")),
+    "axlearn": Row(f"{_HERE}.platforms:AXLEARN", ("PROCESS_ID", "DISTRIBUTED_COORDINATOR")),
+    "leader-worker-set": Row(f"{_HERE}.platforms:LEADER_WORKER_SET", ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
+    "skypilot": Row(f"{_HERE}.platforms:SKYPILOT", ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
+    "dstack": Row(f"{_HERE}.platforms:DSTACK", ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM")),
+    "lepton": Row(f"{_HERE}.platforms:LEPTON", ("LEPTON_JOB_WORKER_INDEX", "LEPTON_JOB_TOTAL_WORKERS")),
+    "sagemaker": Row(f"{_HERE}.platforms:SAGEMAKER", ("SM_HOSTS", "SM_CURRENT_HOST")),
+    "runpod": Row(f"{_HERE}.platforms:RUNPOD", ("PRIMARY_ADDR",)),
+    "xpk-gpu": Row(f"{_HERE}.platforms:XPK_GPU", ("NODE_RANK", "NNODES")),
+    "pytorch": Row(f"{_HERE}.platforms:PYTORCH", ("MASTER_ADDR",)),
+    "volcano": Row(f"{_HERE}.platforms:VOLCANO", ("VC_TASK_INDEX",)),
+    "kubernetes": Row(
+        f"{_HERE}.kubernetes:KUBERNETES",
+        ("JOB_COMPLETION_INDEX",),
+        options=(*HOST_OPTIONS, "fewer hosts", "kubernetes", *_REQUESTS),
+    ),
+}
