@@ -484,8 +484,8 @@ class JobOptions(WorkerOptions, frozen=True, kw_only=True):
     notify: str = _failure(
         "--notify",
         TEXT,
-        "Run this command of a shell when the job ends, restarts, shrinks, grows or stalls, for 10 s at most: the "
-        "event is JSON on its standard input, and its name in JAXRUN_EVENT.",
+        "Run this command of a shell when the job ends, restarts, shrinks, grows, stalls, or goes on without a rank or "
+        "takes one back, for 10 s at most: the event is JSON on its standard input, and its name in JAXRUN_EVENT.",
         metavar="CMD",
         doctor=False,
     )
