@@ -20,7 +20,8 @@ the jax that the process has imported.
 | its coordinator's TLS          | the option jax_mtls_cert_file and others | the coordinator is open        |
 | a mesh over several hosts      | jax._src.sharding_impls.make_mesh        | only jax.make_mesh lays it     |
 | errors of callbacks, once       | the loggers jax._src.callback, …debugging | they are logged in full, too   |
-| survivors of a rank's death     | the flag jax_enable_recoverability       | --keep-survivors does nothing |
+| survivors of a rank's death     | the flag jax_enable_recoverability,      | --keep-survivors is refused    |
+|                                 | multihost_utils._LiveDevices             |                                |
 | ranks that come back, on CPU    | multihost_utils._LiveDevices,            | their first collective fails   |
 |                                 | …_handle_array_process_allgather         |                                |
 | the names of barriers and keys | jaxlib._jax.DistributedRuntimeClient     | a rank that waits there "sleeps" |
@@ -43,6 +44,8 @@ from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 
 _KEY_VALUE_CALLS = ("key_value_set", "blocking_key_value_get")
 _MULTIHOST_UTILS = "jax.experimental.multihost_utils"
+_RECOVERABILITY = "jax_enable_recoverability"
+_FIRST_WITH_LIVE_DEVICES = "0.8.1"
 _NONCE_KEY = "jaxrun/nonce"
 _LOST = "lost"  # in place of a rank that will not come
 _NOTICE_KEY = "RECEIVED_PREEMPTION_NOTICE"  # of XLA's PreemptionSyncManager; the value is when the rank will be gone
@@ -162,26 +165,33 @@ def silence_proxy_warning() -> bool:
     return True
 
 
-def enable_recoverability() -> bool:
-    """Let JAX keep this process when others die; returns whether this JAX can. Call this before it joins."""
-    name = "jax_enable_recoverability"
-    if find_option(name.upper()) is None:
-        return False
-    _lookup("jax", "config").update(name, True)
-    return True
+def why_no_survivors() -> str:
+    """Explain why programs cannot go on without a lost rank with this JAX; empty if they can.
+
+    They need live_devices as a context manager, whose two barriers let the ranks agree on whether a step has failed.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_MULTIHOST_UTILS)
+    if isinstance(_lookup(_MULTIHOST_UTILS, "_LiveDevices"), type) and find_option(_RECOVERABILITY.upper()) is not None:
+        return ""
+    return (
+        f"--keep-survivors needs `with live_devices(…) as devices:`, which jax {_lookup('jax', '__version__')} does "
+        f"not have; install jax {_FIRST_WITH_LIVE_DEVICES} or newer, or leave the option out"
+    )
 
 
-def order_live_devices(order: Callable[[Sequence[Any]], Sequence[Any]]) -> bool:
-    """Let live_devices yield its devices in the order that `order` returns; returns whether this JAX can.
+def enable_recoverability() -> None:
+    """Let JAX keep this process when others die. Call this before it joins; `why_no_survivors` says whether JAX can."""
+    _lookup("jax", "config").update(_RECOVERABILITY, True)
+
+
+def order_live_devices(order: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+    """Let live_devices, which this JAX must have (`why_no_survivors`), yield its devices as `order` returns them.
 
     JAX's functions of multihost_utils use all devices in that order, too: device_put calls one of them, and the devices
     that it yields may be all. `order` leaves the devices of a process together.
     """
-    with contextlib.suppress(ImportError):
-        importlib.import_module(_MULTIHOST_UTILS)
-    kind = _lookup(_MULTIHOST_UTILS, "_LiveDevices")
-    if not isinstance(kind, type):
-        return False
+    kind: Any = _lookup(_MULTIHOST_UTILS, "_LiveDevices")
     original: Callable[..., Any] = kind.__call__
 
     @functools.wraps(original)
@@ -190,9 +200,8 @@ def order_live_devices(order: Callable[[Sequence[Any]], Sequence[Any]]) -> bool:
         with original(self, devices) as live:
             yield order(live)
 
-    kind.__call__ = live_devices  # type: ignore[method-assign]
+    kind.__call__ = live_devices
     _order_utils(order)
-    return True
 
 
 class _OrderedJax:

@@ -63,6 +63,7 @@ def build_hello(env: WorkerEnv, argv: list[str], environ: Mapping[str, str], sta
         program_hash=hash_program(argv),
         environment=relevant_variables(environ),
         public_key=key.public,
+        refusal=jax_private.why_no_survivors() if env.keep_survivors else "",
     )
 
 

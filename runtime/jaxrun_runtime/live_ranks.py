@@ -6,7 +6,7 @@ the groups that the dead rank was in, so that whatever waits there raises, and l
 
 XLA keeps one communicator on CPU for a list of devices, for as long as a process lives: once its connections are lost,
 these devices can never exchange anything again in this order. So when a rank is back, live_devices yields the devices
-in another order, the same on all ranks and never the same twice; the devices of a rank stay together.
+in the order that the head names, in which they were not connected before; the devices of a rank stay together.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ def connect(env: WorkerEnv, channel: AgentChannel, gloo: GlooConnections | None)
     """Let live_devices ask the head, and close the connections to ranks that have died."""
     live = LiveRanksClient(env.rank, channel, gloo)
     jax_private.wrap_coordination_calls((_GET_LIVE_NODES,), live.wrap)
-    jax_private.order_live_devices(lambda devices: order_devices(devices, live.incarnations))
+    jax_private.order_live_devices(lambda devices: order_devices(devices, live.orders))
     threading.Thread(target=_close_connections, args=(channel, gloo), name="jaxrun-survivors", daemon=True).start()
 
 
 class LiveRanksClient:
-    """Asks the head which ranks live, and remembers its last answer, rank → incarnation."""
+    """Asks the head which ranks live, and remembers its last answer.
+
+    incarnations:  rank → incarnation
+    orders:        ranks → the same ranks in the order of their devices
+    """
 
     def __init__(self, rank: int, channel: AgentChannel, gloo: GlooConnections | None) -> None:
         self._rank = rank
@@ -46,6 +50,7 @@ class LiveRanksClient:
         self._gloo = gloo
         self._lock = threading.Lock()
         self.incarnations: Mapping[int, int] = MappingProxyType({})
+        self.orders: dict[frozenset[int], tuple[int, ...]] = {}
 
     def wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., dict[int, int]]:
         @functools.wraps(original)
@@ -61,6 +66,7 @@ class LiveRanksClient:
         self._channel.send(LiveRanksAsked(self._rank, ranks, calls, polls))
         answer = self._channel.receive_live_ranks()
         self.incarnations = dict(answer.incarnations)
+        self.orders[frozenset(answer.order)] = answer.order
         call_recorder.count_on({group: n for group, n in answer.calls.items() if is_in_group(self._rank, group)})
         if is_back and self.incarnations[self._rank] > 1:
             stopping.count_on(answer.polls + 1)  # the others make one poll between this live_devices and their next
@@ -69,29 +75,13 @@ class LiveRanksClient:
         return self.incarnations
 
 
-def order_devices(devices: Sequence[Any], incarnations: Mapping[int, int]) -> list[Any]:
-    """Return devices in an order that they have not had with another process of one of their ranks.
+def order_devices(devices: Sequence[Any], orders: Mapping[frozenset[int], tuple[int, ...]]) -> list[Any]:
+    """Return devices in the order that the head has named for their ranks; unchanged if it has not.
 
-    Only the ranks are permuted: a mesh of ranks and their devices has groups of one device each. On GPUs the order
-    stays: there XLA's communicators know the processes.
+    Only the ranks are permuted: a mesh of ranks and their devices has groups of one device each.
     """
-    if not devices or devices[0].platform != "cpu":
-        return list(devices)
-    of_rank: dict[int, list[Any]] = {}
-    for device in devices:
-        of_rank.setdefault(device.process_index, []).append(device)
-    number = sum(incarnations.get(rank, 1) - 1 for rank in of_rank)
-    return [device for rank in permute([*of_rank], number) for device in of_rank[rank]]
-
-
-def permute(things: Sequence[Any], number: int) -> list[Any]:
-    """Return the order of this number, of n! orders of n things; 0 is their own, and the first n are rotations."""
-    left, ordered = list(things), []
-    while left:
-        number, first = divmod(number, len(left))
-        left = left[first:] + left[:first]
-        ordered.append(left.pop(0))
-    return ordered
+    order = orders.get(frozenset(device.process_index for device in devices))
+    return sorted(devices, key=lambda device: order.index(device.process_index)) if order else list(devices)
 
 
 def _close_connections(channel: AgentChannel, gloo: GlooConnections | None) -> None:

@@ -113,6 +113,7 @@ class Simulation:
         cores=0,
         keep_survivors=False,
         returns=0,
+        returns_used=0,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -175,6 +176,7 @@ class Simulation:
             "cores": cores,
             "keep_survivors": keep_survivors,
             "returns": returns,
+            "returns_used": returns_used,
         }
         asked = HeadOptions(has_other_clocks=False, **options)
         registry = make_registry(size, platform=PLANNED.get(platform, platform), devices_per_process=local_devices)

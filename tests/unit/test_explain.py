@@ -13,7 +13,7 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import last_line_of
-from jaxrun.job_events.actions import PrintLine, RecordReturn, RecordTime, Send, SignalRanks
+from jaxrun.job_events.actions import PrintLine, RecordLoss, RecordReturn, RecordTime, Send, SignalRanks
 from jaxrun.job_events.events import AttemptEnded, AttemptStarted, FaultRequested, ParentExited, Requested, Tick
 from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
@@ -23,7 +23,7 @@ from jaxrun.protocol.worker_messages import CoordinatorReady, DeviceReport, Done
 from jaxrun.records.event_log import event_log
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.history.explain import explain_run, explain_runs, format_table
-from jaxrun.records.history.job_log import read_attempts
+from jaxrun.records.history.job_log import rank_phases, read_attempts
 from jaxrun.records.rundir.recorded_files import read_job_events
 
 VERDICT = Verdict(
@@ -80,6 +80,7 @@ def test_the_verdict_is_printed_again_with_a_timeline_of_each_rank(tmp_path):
 def test_of_a_rank_that_came_back_the_table_has_its_first_start_and_its_last_end():
     lines = job(2)[:-2]
     lines.append(line(5.0, WorkerExited(1, -9)))
+    lines.append(line(5.0, RecordLoss(1, 1, "rank 1 of 2 was killed by SIGKILL (9)", 1)))
     lines.append(line(5.1, WorkerSpawned(1, 7)))
     lines.append(line(5.2, Hello(1, "h0", 7, 1005.2, 1005.1, {}, "", {})))
     lines.append(line(5.5, DeviceReport(1, 1, 2, 1, 2, ("cpu",), "cpu", "", 1005.4, 1005.5)))
@@ -90,6 +91,13 @@ def test_of_a_rank_that_came_back_the_table_has_its_first_start_and_its_last_end
     marks = [(mark.time, mark.name, mark.detail) for mark in attempt.ranks[1].marks]
     assert marks[-1] == (1005.6, "takes part again", "0.6 s after it was lost")
     assert not [row for row in format_table(attempt) if "slowest" in row]
+    assert attempt.ranks[1].losses == 1
+    spans = [(span.name, span.start, span.end) for span in rank_phases(attempt.ranks[1], attempt)][-3:]
+    assert spans == [
+        ("program", 1000.3, 1005.0),
+        ("lost, and started again", 1005.0, 1005.6),
+        ("program", 1005.6, 1009.0),
+    ]
 
 
 def test_of_several_jobs_the_sum_of_their_time_is_shown(tmp_path):

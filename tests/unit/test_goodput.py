@@ -19,6 +19,7 @@ from jaxrun.job_events.events import AttemptEnded, AttemptStarted
 from jaxrun.protocol.agent_messages import WorkerExited, WorkerSpawned
 from jaxrun.protocol.flight import CompilationStage, Flight, TimeTotals, ToldStep
 from jaxrun.protocol.stop_messages import CheckpointSaved
+from jaxrun.protocol.survivor_messages import LiveRanksAsked
 from jaxrun.protocol.worker_messages import DeviceReport, Done, Hello
 from jaxrun.records.event_log.event_log import LoggedEvent
 from jaxrun.records.history.goodput import account, band
@@ -160,6 +161,20 @@ def test_the_head_logs_the_time_from_what_flight_recorders_say(simulate):
     last = job.times[-1]
     assert last.parts == {"set-up": pytest.approx(30 * S, abs=S / 10), "steps": pytest.approx(30 * S, abs=S / 10)}
     assert (last.steps, last.first_step, last.last_step, last.total_steps) == (30, 1, 30, 90)
+
+
+def test_what_the_new_process_of_a_lost_rank_compiles_counts_from_its_start(simulate):
+    job = simulate(2, lockstep="record", keep_survivors=True, returns=1).run()
+    stepping = replace(flight_after(100, "0-1"), repeating_since=16.0, totals=TimeTotals(compiling=4.0))
+    job.flights = dict.fromkeys(range(2), flight_after(1, "0-1"))
+    job.wait(15).flights = dict.fromkeys(range(2), stepping)
+    job.wait(45).exit(-9, 1)
+    job.handle(WorkerSpawned(1, 2001), job.hello(1, pid=2001), job.device_report(1))
+    job.handle(LiveRanksAsked(1, (0, 1)), LiveRanksAsked(0, (0, 1)))
+    job.flights = {0: stepping, 1: replace(stepping, totals=TimeTotals(compiling=3.0))}
+    job.wait(45).done(0, 1).exit(0, 0, 1)
+    job.wait(5)
+    assert job.times[-1].parts["compiling"] == pytest.approx(7 * S, abs=S / 10)
 
 
 # ---- the event log of a job

@@ -17,6 +17,7 @@ from jaxrun.protocol.flight_file import EVERY_CALL
 from jaxrun.protocol.query_messages import RankReply
 from jaxrun.protocol.worker_messages import DeviceReport
 from jaxrun.records.history.job_log import AttemptLog, RankLog
+from jaxrun.records.history.job_trace import Span
 
 FACTS = JobFacts("ab" * 16, "train", 'a "night" run', "/runs/1")
 HOST_MEMORY = {"host_memory_bytes": 2**33, "host_memory_limit_bytes": 2**35}
@@ -96,6 +97,14 @@ def test_if_the_launcher_does_not_answer_the_event_log_is_shown():
     assert found["jaxrun_lost_seconds_total", "cause=startup"] == 4
     assert found["jaxrun_lost_seconds_total", "cause=killed"] == 3
     assert not any(name == "jaxrun_ranks" for name, _ in found)
+
+
+def test_losses_and_returns_of_ranks_are_counted_over_all_attempts():
+    first, second = attempt(1, 0.0, 50.0, 4.0, "killed"), attempt(2, 51.0, 60.0, 53.0)
+    first.ranks[0].losses, first.ranks[0].absences = 2, [Span("lost", 10.0, 11.0)]
+    second.ranks[0].losses = 1
+    found = parsed(None, [first, second])
+    assert found["jaxrun_rank_losses_total", ""] == 3 and found["jaxrun_rank_returns_total", ""] == 1
 
 
 def test_time_is_lost_until_a_program_runs():

@@ -1,11 +1,11 @@
 """--keep-survivors with --max-restarts: the head starts a lost rank again, and takes it back in live_devices."""
 
-import itertools
 import signal
 
 import pytest
 
 from jaxrun.analysis.lockstep.reader import FlightReader
+from jaxrun.analysis.verdict.restarts import summarize_end
 from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol import flight_file
 from jaxrun.protocol.agent_id import AgentId
@@ -13,7 +13,6 @@ from jaxrun.protocol.agent_messages import StartAgain, WorkerExited, WorkerSpawn
 from jaxrun.protocol.stop_messages import StopPolled
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
 from jaxrun.protocol.worker_messages import Exit, Join, Run
-from jaxrun_runtime.live_ranks import order_devices, permute
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
 
 ALL = (0, 1, 2, 3)
@@ -80,7 +79,34 @@ def test_its_second_loss_is_told_with_its_incarnation_and_no_restart_left_ends_t
         asks(job, *ALL)
         assert answer(job)[1][2] == incarnation + 1
     job.exit(-9, 2).wait(1)
-    assert job.outcome.end.reason == "failed" and job.verdict.culprits == (2,)
+    assert job.outcome.end.reason == "failed" and job.verdict.culprits == (2,) and job.outcome.started_again == 2
+    assert job.lines[-1] == "rank 2 failed; all 2 restarts of a lost rank are used up; stopping 3 others"
+
+
+def test_restarts_of_a_lost_rank_are_counted_over_all_attempts(simulate):
+    job = simulate(4, keep_survivors=True, returns=2, returns_used=1).run().exit(-9, 2)
+    assert len(sent(job, StartAgain, 2)) == 1
+    job.exit(-9, 3).wait(1)
+    assert job.outcome.end.reason == "failed" and job.outcome.started_again == 1
+    assert job.lines[-1] == "ranks 2-3 failed; all 2 restarts of a lost rank are used up; stopping 2 others"
+    later = simulate(4, keep_survivors=True, returns=1, returns_used=1).run().exit(-9, 2).wait(1)
+    assert later.lines == ["rank 2 failed; the one restart of a lost rank is used up; stopping 3 others"]
+    end = summarize_end(job.outcome, has_run_before=False)
+    assert (end.kind, end.returns) == ("lost", 1)
+
+
+def test_without_rank_0_all_end_and_the_line_says_why(job):
+    job.exit(-9, 0).wait(1)
+    why = "rank 0 has JAX's coordinator, without which no rank goes on"
+    assert job.lines == [f"rank 0 failed; {why}; stopping 3 others"] and not any(sent(job, StartAgain, 0))
+
+
+def test_once_rank_0_has_ended_well_a_lost_rank_is_not_wanted_back_and_the_others_end_well(job):
+    job.done(0).exit(-9, 2)
+    assert not sent(job, StartAgain, 2) and len(sent(job, RanksLost, 1)) == 1
+    job.done(1, 3).exit(0, 1, 3)
+    job.exit(0, 0)
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == (2,)
 
 
 def test_a_rank_that_has_raised_is_started_once_its_process_has_ended(job):
@@ -161,38 +187,31 @@ def test_on_cpu_two_ranks_have_one_return_since_they_have_two_orders(simulate):
     job = simulate(2, keep_survivors=True, returns=5, local_devices=2).run().exit(-9, 1)
     start_again(job, 1)
     asks(job, 1, 0, about=(0, 1))
-    assert answer(job)[1] == {0: 1, 1: 2}
+    assert answer(job)[1] == {0: 1, 1: 2} and last_answer(job).order == (1, 0)
     job.exit(-9, 1).wait(1)
-    assert job.outcome.end.reason == "failed"
+    why = "on CPU, ranks 0-1 have been connected in every order, so that no rank can come back"
+    assert job.outcome.end.reason == "failed" and job.lines[-1] == f"rank 1 failed; {why}; stopping 1 other"
 
 
-class Device:
-    def __init__(self, rank, local, platform="cpu"):
-        self.process_index, self.id, self.platform = rank, 100 * rank + local, platform
-
-
-@pytest.mark.parametrize(("ranks", "local"), [(2, 1), (3, 1), (4, 1), (2, 3), (3, 2)])
-def test_no_order_of_devices_comes_twice_and_the_devices_of_a_rank_stay_together(ranks, local):
-    devices = [Device(rank, number) for rank in range(ranks) for number in range(local)]
-    orders = len(list(itertools.permutations(range(ranks))))
-    seen = set()
-    for number in range(orders):
-        ordered = order_devices(devices, {ranks - 1: number + 1})
-        seen.add(tuple(device.id for device in ordered))
-        blocks = [rank for rank, _ in itertools.groupby(device.process_index for device in ordered)]
-        assert sorted(blocks) == list(range(ranks)) and sorted(ordered, key=lambda one: one.id) == devices
-    assert len(seen) == orders and tuple(device.id for device in devices) in seen
-    assert order_devices(devices, {}) == devices
-
-
-def test_on_gpus_the_order_stays():
-    devices = [Device(rank, 0, "gpu") for rank in range(3)]
-    assert order_devices(devices, {2: 2}) == devices
-
-
-def test_the_first_orders_are_rotations():
-    assert [permute("abc", number) for number in range(3)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
-    assert len({tuple(permute("abcd", number)) for number in range(24)}) == 24
+def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another_is_back(simulate):
+    job = simulate(3, keep_survivors=True, returns=9).run()
+    everybody = (0, 1, 2)
+    for _ in range(2):  # ranks 0 and 1 get both their orders, each of which the death of rank 1 breaks
+        job.exit(-9, 2)
+        asks(job, 0, 1, about=everybody)
+        assert sorted(answer(job)[0]) == [0, 1]
+        job.exit(-9, 1)
+        start_again(job, 1)
+        start_again(job, 2)
+        asks(job, 1, 2, 0, about=everybody)
+        assert sorted(answer(job)[0]) == [0, 1, 2]
+    job.exit(-9, 2)
+    before = len(job.sent)
+    asks(job, 0, 1, about=everybody)
+    assert not [1 for _, _, message in job.sent[before:] if isinstance(message, LiveRanks)]
+    start_again(job, 2)
+    asks(job, 2, about=everybody)
+    assert answer(job) == (everybody, {0: 1, 1: 3, 2: 4})
 
 
 def last_answer(job):
@@ -204,7 +223,7 @@ def test_a_rank_that_comes_back_counts_its_calls_and_polls_on_from_the_others(jo
     start_again(job, 2)
     there = {"0-3": 217, "0-1,3": 12}
     job.handle(LiveRanksAsked(2, ALL), *(LiveRanksAsked(rank, ALL, there, 40) for rank in (0, 1, 3)))
-    assert last_answer(job) == LiveRanks({0: 1, 1: 1, 2: 2, 3: 1}, {"0-3": 217}, 40)
+    assert last_answer(job) == LiveRanks({0: 1, 1: 1, 2: 2, 3: 1}, (1, 2, 3, 0), {"0-3": 217}, 40)
     job.handle(*(LiveRanksAsked(rank, ALL, {"0-3": 218}, 41) for rank in ALL))
     assert last_answer(job).calls == {}, "they count alike"
 

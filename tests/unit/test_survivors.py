@@ -74,6 +74,30 @@ def test_without_rank_0_the_job_ends_and_the_first_loss_is_its_cause(job):
     assert job.outcome is not None and job.outcome.end.reason == "failed" and job.outcome.lost == (2,)
 
 
+def test_a_loss_that_the_others_have_survived_is_no_cause_of_a_later_failure(job):
+    job.exit(-9, 2).handle(*asks(0, 1, 3), *asks(0, 1, 3)).wait(10).handle(job.failure(0)).wait(6)
+    assert job.verdict.culprits == (0,) and "rank 0 of 4 raised ValueError 10.0 s into the run" in job.verdict.headline
+    assert any("rank 2 of 4 was killed by SIGKILL (9)" in text for text in job.verdict.details)
+
+
+def test_a_program_without_live_devices_has_survived_a_loss_after_a_while(job):
+    job.exit(-9, 2).wait(31).handle(job.failure(0)).wait(6)
+    assert job.verdict.culprits == (0,)
+
+
+def test_a_loss_of_which_the_others_have_just_learned_is_the_cause_of_what_they_do(job):
+    job.exit(-9, 2).wait(0.1).handle(*asks(0, 1, 3)).wait(0.1)
+    job.handle(job.failure(0, "SystemExit", "gave up")).wait(6)
+    assert job.verdict.culprits == (2,)
+
+
+def test_consequences_of_a_loss_that_was_survived_do_not_hide_it(job):
+    job.exit(-9, 2).handle(*asks(0, 1, 3), *asks(0, 1, 3)).wait(10)
+    message = "FAILED_PRECONDITION: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1"
+    job.handle(job.failure(0, "JaxRuntimeError", message)).wait(6)
+    assert job.verdict.culprits == (2,)
+
+
 def test_a_rank_that_ends_well_leaves_at_once_and_those_that_wait_for_it_are_told_later(job):
     job.handle(*asks(0, 1, 3)).done(2)
     assert job.ranks_sent(Exit) == [2] and answers(job) == [((0, 1, 3), [0, 1, 3])] and losses(job) == []

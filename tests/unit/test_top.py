@@ -127,6 +127,12 @@ def test_ranks_that_have_ended_that_have_not_begun_and_that_do_not_answer():
     assert (unrecorded.number, unrecorded.cpu_percent) == (None, None)
 
 
+def test_a_lost_rank_that_was_started_again_is_not_compared_with_the_others_until_it_is_back():
+    flights = {0: flight(300, group=GROUP), 1: flight(1, group=GROUP)}
+    now = replace(overview(flights, hosts=dict.fromkeys(range(2), "h1")), returning=(1,))
+    assert states(now)[1] == ("was lost, and comes back", LIKE_OTHERS)
+
+
 def test_the_straggler_stands_out_by_its_average():
     slow = Straggler((1,), "0-1", "", 120, 100, 0.94, 0.038, 0.31, 0.3, True, "data.py:10 load")
     now = overview({rank: flight(120, group="0-1") for rank in range(2)}, straggler=slow)

@@ -66,12 +66,14 @@ class PrintStallNotice(Struct, frozen=True):
 class PrintLoss(Struct, frozen=True):
     """Print how a rank has failed without which these others go on; the program started at `run_at`.
 
+    incarnation:    of the process that has failed
     restart, most:  the rank is started again, for the time of this number of so many; 0 if it is not
     """
 
     worker: WorkerOutcome
     others: tuple[int, ...]
     run_at: float
+    incarnation: int
     restart: int = 0
     most: int = 0
 
@@ -81,6 +83,20 @@ class AnswerRequest(Struct, frozen=True):
 
     number: str
     answer: Answer
+
+
+class RecordLoss(Message, frozen=True):
+    """Log that the others go on without a rank that has failed (--keep-survivors).
+
+    incarnation:  of its process, from 1
+    headline:     how it has failed, for people
+    restart:      how many times lost ranks have been started again, with this one; 0 if this one is not
+    """
+
+    rank: int
+    incarnation: int
+    headline: str
+    restart: int = 0
 
 
 class RecordReturn(Message, frozen=True):

@@ -43,12 +43,14 @@ class AttemptEnd(Struct, frozen=True, forbid_unknown_fields=True):
     failure:     what is equal for failures that are alike; None for what is no fault of the program
     hopeless:    why another attempt would do no good; empty where it may
     saved_step:  the last step that the program has said to be saved
+    returns:     how many times lost ranks were started again, alone, while the others went on
     """
 
     kind: str
     failure: AlikeFailure | None = None
     hopeless: str = ""
     saved_step: int | None = None
+    returns: int = 0
 
 
 class JobRecord(Struct, frozen=True, forbid_unknown_fields=True):

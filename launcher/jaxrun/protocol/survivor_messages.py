@@ -37,11 +37,13 @@ class LiveRanksAsked(Message, frozen=True):
 class LiveRanks(Message, frozen=True):
     """The ranks that live, each with its incarnation.
 
+    order:         the same ranks in the order in which live_devices yields their devices
     calls, polls:  the largest numbers of those that have asked: they count on from there together; `calls` has the
                    groups in which they differ
     """
 
     incarnations: Mapping[int, int]
+    order: tuple[int, ...]
     calls: Mapping[str, int] = field(default_factory=dict)
     polls: int = 0
 

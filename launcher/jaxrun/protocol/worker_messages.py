@@ -51,6 +51,7 @@ class Hello(Message, frozen=True):
     """A worker has started (`started_at`) and imported jax; `versions` and `environment` must be equal on all ranks.
 
     public_key:  of the key with which it joins by TLS, a compressed point of P-256 in hex; empty if it has none
+    refusal:     why its JAX cannot do what the job asks for; empty if it can
     """
 
     rank: int
@@ -62,6 +63,7 @@ class Hello(Message, frozen=True):
     program_hash: str
     environment: Mapping[str, str]
     public_key: str = ""
+    refusal: str = ""
 
 
 class RankSecret(HidesFields, Message, frozen=True):

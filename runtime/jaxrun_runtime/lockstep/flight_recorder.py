@@ -208,10 +208,13 @@ class FlightRecorder:
             return self._groups[ranks]
 
     def count_on(self, calls: Mapping[str, int]) -> None:
-        """Let the calls of these groups count on from these numbers, if they are larger: others have made so many."""
+        """Let the calls of these groups count on from these numbers, if they are larger: others have made so many.
+
+        Their chains begin anew, since the ranks have not made the same calls before.
+        """
         for ranks, number in calls.items():
             group = self.add_group(ranks, number)
-            group.made = max(group.made, number)
+            group.made, group.chain = max(group.made, number), 0
 
     def add_program(
         self,

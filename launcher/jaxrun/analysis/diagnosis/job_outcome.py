@@ -55,6 +55,7 @@ class WorkerOutcome(Struct, frozen=True):
     out_of_memory:       what the kernel log says about the worker's death, if memory was short
     lost_reason:         why the worker's agent cannot be reached any more; how the worker ended is then unknown
     injected_faults:     faults that --chaos or the gang injected into the worker
+    was_survived:        the others had gone on without the worker when the job failed (--keep-survivors)
     """
 
     rank: int
@@ -71,6 +72,7 @@ class WorkerOutcome(Struct, frozen=True):
     out_of_memory: str = ""
     lost_reason: str = ""
     injected_faults: tuple[InjectedFault, ...] = ()
+    was_survived: bool = False
 
     @property
     def ended_well(self) -> bool:
@@ -116,6 +118,7 @@ class JobOutcome(Struct, frozen=True):
     unanswered:           ranks that were killed, but whose end nobody reported in time
     lost:                 ranks without which the others went on (--keep-survivors)
     returns:              ranks that were lost and came back while the others went on, in order
+    started_again:        how many times lost ranks were started again, whether they came back or not
     drained:              agents whose pods go away; 0 for the head's pod
     stop_requested:       someone asked to stop the job, possibly while it was already ending
     saved_step:           the last step whose checkpoint the program reported as complete
@@ -136,6 +139,7 @@ class JobOutcome(Struct, frozen=True):
     unanswered: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     returns: tuple[RankReturn, ...] = ()
+    started_again: int = 0
     drained: frozenset[AgentId] = frozenset()
     stop_requested: bool = False
     saved_step: int | None = None

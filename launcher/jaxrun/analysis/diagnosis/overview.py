@@ -53,6 +53,7 @@ class Overview(Struct, frozen=True):
     stall:      for how long the job has made no progress, and who waits for whom, in words; empty before a notice
     awaited:    the lost hosts for which the job waits, and how long it still will, in words; empty if there are none
     debugged:   the ranks that a person debugs
+    returning:  the lost ranks that were started again, and do not take part yet
     """
 
     time: float
@@ -67,6 +68,7 @@ class Overview(Struct, frozen=True):
     stall: str = ""
     awaited: str = ""
     debugged: tuple[int, ...] = ()
+    returning: tuple[int, ...] = ()
 
     @property
     def calls_made(self) -> float | None:

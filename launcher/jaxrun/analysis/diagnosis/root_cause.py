@@ -5,6 +5,7 @@ Each worker's outcome falls into one of these classes:
     OWN          its own exception or exit status, a signal that the launcher did not send, or a lost host
     UNCLEAR      an unexplained abort or status 0; a broken connection after one of its threads had died; a call in
                  which JAX has found the ranks at different points, perhaps because of another rank's error
+    SURVIVED     any failure without which the others had gone on (--keep-survivors)
     CONSEQUENCE  an error that only another worker's end can cause (consequences.py), or killed by the launcher
     FINE         its program had ended with status 0, or the worker still runs
 
@@ -33,11 +34,14 @@ class Culpability(enum.IntEnum):
 
     OWN = 0
     UNCLEAR = 1
-    CONSEQUENCE = 2
-    FINE = 3
+    SURVIVED = 2
+    CONSEQUENCE = 3
+    FINE = 4
 
 
 def culpability(worker: WorkerOutcome) -> Culpability:
+    if worker.was_survived:
+        return Culpability.SURVIVED
     if worker.failure is not None:
         return _culpability_of_failure(worker)
     if worker.lost_reason:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_end import (
     Completed,
@@ -90,6 +91,10 @@ def decide_restart(
 
 def summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
     """Summarize how an attempt ended; `has_run_before`: the program has run in an earlier attempt."""
+    return replace(_summarize_end(outcome, has_run_before=has_run_before), returns=outcome.started_again)
+
+
+def _summarize_end(outcome: JobOutcome, *, has_run_before: bool) -> AttemptEnd:
     saved = outcome.saved_step
     if outcome.waits_for_pods:
         return AttemptEnd(_DRAINED, saved_step=saved)

@@ -136,6 +136,14 @@ class CallMatcher:
             if self._cannot_come(rank, slot):
                 self._add_mismatch(slot, now)
 
+    def restore_rank(self, rank: int) -> None:
+        """Note that a rank that had ended makes calls again; all calls that it has not made are forgotten."""
+        self._ended.pop(rank, None)
+        for key in [key for key, slot in self._slots.items() if rank in slot.members]:
+            for other in self._slots.pop(key).waiting:
+                self._waiting.pop(other, None)
+            self._timers.cancel_one(Timer.MISMATCH, key)
+
     def find_compilations(self) -> list[CallSlot]:
         """Return the calls for which ranks are compiling a program, unless all ranks of their group are."""
         slots = self._slots.values()

@@ -99,6 +99,7 @@ class Conclusion(Struct):
             unanswered=self._shutdown.unanswered,
             lost=state.workers.lost,
             returns=state.workers.returns,
+            started_again=state.workers.started_again,
             drained=frozenset(state.drained),
             stop_requested=state.stop_requested,
             saved_step=state.workers.saved_step,

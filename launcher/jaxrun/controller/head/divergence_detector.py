@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jaxrun.analysis.lockstep import compare
 from jaxrun.analysis.lockstep.compare import Candidate, Compilation, Lag
@@ -31,7 +32,7 @@ from jaxrun.controller.head.queries import RankQueries, Replies, flights_of
 from jaxrun.controller.head.standing_calls import StandingCalls
 from jaxrun.controller.head.timers import Timer
 from jaxrun.job_events.actions import Action
-from jaxrun.protocol.flight import Flight
+from jaxrun.protocol.flight import Flight, parse_group
 from jaxrun.protocol.flight_file import LOCKSTEP_OFF
 from jaxrun.protocol.query_messages import RankDetail
 from jaxrun.protocol.worker_messages import Call
@@ -122,6 +123,15 @@ class DivergenceDetector:
     def remove_rank(self, rank: int, now: float) -> None:
         flight = self._flights.get(rank, Flight())
         self._matcher.remove_rank(rank, flight.call_counts if flight.complete else None, now)
+
+    def restore_rank(self, rank: int) -> None:
+        """Compare the calls of a rank that is back, from now on: live_devices has made all count alike."""
+        self._matcher.restore_rank(rank)
+        size = len(self._workers.hosts)
+        self._questions = [
+            replace(question, known=None) if rank in parse_group(question.candidate.group, size) else question
+            for question in self._questions
+        ]
 
     def compare(self, replies: Replies, now: float) -> list[Action]:
         """Compare the flight recorders; if ranks seem to diverge, ask for their histories."""

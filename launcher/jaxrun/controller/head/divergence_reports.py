@@ -93,8 +93,8 @@ class DivergenceReports:
         return any(known.number and known.group == group for known in self.divergences)
 
     def is_broken(self, group: str) -> bool:
-        """Whether a rank of the group was lost while the others went on: their calls differ, even once it is back."""
-        lost = self._workers.disturbed
+        """Whether a rank of the group is lost, while the others go on: they may have made calls that it has not."""
+        lost = self._workers.lost
         return bool(lost) and not parse_group(group, len(self._hosts)).isdisjoint(lost)
 
     def add(self, divergence: Divergence, slot: CallSlot | None, now: float) -> list[Action]:

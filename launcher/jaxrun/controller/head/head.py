@@ -29,6 +29,7 @@ from jaxrun.controller.head.conclusion import Conclusion
 from jaxrun.controller.head.consistency import describe_unknown_rank
 from jaxrun.controller.head.core_shortage import CoreShortage
 from jaxrun.controller.head.debugger_turns import DebuggerTurns
+from jaxrun.controller.head.device_orders import DeviceOrders
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.editor_debuggers import EditorDebuggers
 from jaxrun.controller.head.fault_injection import FaultInjector
@@ -101,8 +102,9 @@ class Head:
         clocks = ClockOffsets(workers.hosts, job.agents) if options.has_other_clocks else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
         self._faults = FaultInjector(state, options.chaos)
-        self._returns = returns = RankReturns(state, self._startup, options.returns)
-        self._survivors = survivors = Survivors(state, divergence, returns, are_kept=options.keep_survivors)
+        orders = DeviceOrders(len(job.hosts))
+        self._returns = returns = RankReturns(state, self._startup, orders, options.returns, options.returns_used)
+        self._survivors = survivors = Survivors(state, divergence, returns, orders, are_kept=options.keep_survivors)
         self._shutdown = shutdown = JobShutdown(state, divergence.reports, survivors)
         self._time = TimeAccounting(state)
         self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults, self._time)

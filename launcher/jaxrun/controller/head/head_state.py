@@ -87,7 +87,8 @@ class HeadOptions(Struct, frozen=True):
     debug:      all ranks wait at first for an editor
     cores:      for all ranks; 0 if nobody wants to know whether they are too few
     keep_survivors:  the job goes on if a rank other than 0 fails
-    returns:         how many times such ranks are started again, all together
+    returns:         how many times such ranks are started again, all together, in all attempts
+    returns_used:    how many of them earlier attempts have used
     lockstep, no_terminal, requeue, drains, post_mortem:  as in a HeadState
     """
 
@@ -101,6 +102,7 @@ class HeadOptions(Struct, frozen=True):
     drains: bool = False
     keep_survivors: bool = False
     returns: int = 0
+    returns_used: int = 0
     cores: int = 0
 
 

@@ -119,6 +119,7 @@ class JobShutdown:
             return self._survivors.on_loss(rank, now)
         if self._state.is_healthy:
             self._state.decide(RankFailed(), now)
+            self._workers.note_survived(rank, now)
             self._job_ends_at = self._state.timers.ends_at(Timer.JOB, now)
             wait = MISMATCH_REPORTS_WAIT_S if self._reports.was_told(rank) else SETTLE_S
             self._state.enter(JobPhase.SETTLING)
@@ -190,7 +191,9 @@ class JobShutdown:
             ends = self._ask_victims(victims, asked, now, seconds)
         else:
             ends = self._stop_victims(victims, now)
-        return [PrintLine(f"{self._describe_culprits()}{others}"), *refusals, *ends]
+        reasons = (why for rank in self._culprits if (why := self._survivors.why_all_end(rank)))
+        why = next((f"; {reason}" for reason in reasons), "")
+        return [PrintLine(f"{self._describe_culprits()}{why}{others}"), *refusals, *ends]
 
     def _who_may_end(self, victims: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
         """Return for which ranks SIGKILL waits after SIGTERM, and for how long; none if it comes at once."""

@@ -11,11 +11,11 @@ have come to. If they end before that, it is killed.
 from __future__ import annotations
 
 import enum
-import math
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
+from jaxrun.controller.head.device_orders import DeviceOrders
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.startup import Startup
 from jaxrun.controller.head.timers import Timer
@@ -25,8 +25,6 @@ from jaxrun.protocol.agent_messages import StartAgain
 from jaxrun.protocol.worker_messages import DeviceReport, Hello
 from jaxrun.text import format_ranks, format_ranks_on_hosts, format_seconds
 
-_MANY = 10  # so many ranks have more orders than a job has restarts
-
 
 class _Stage(enum.Enum):
     ENDING = enum.auto()  # its process, which has failed, runs its exit handlers
@@ -35,24 +33,32 @@ class _Stage(enum.Enum):
 
 
 class RankReturns:
-    def __init__(self, state: HeadState, startup: Startup, most: int) -> None:
-        """`most`: how many times ranks can be started again, all together; 0 if they never are."""
+    def __init__(self, state: HeadState, startup: Startup, orders: DeviceOrders, most: int, used: int = 0) -> None:
+        """`most`: how many times ranks can be started again in all attempts; 0 if they never are.
+
+        used:  how many of them earlier attempts have used
+        """
         self._state = state
         self._startup = startup
+        self._orders = orders
         self.most = most
-        self.used = 0
+        self.used = used
+        self._differs = False
         self._stages: dict[int, _Stage] = {}
 
-    def can_start(self, rank: int) -> bool:
-        """Whether this rank can be started again now that it fails."""
-        has_agent = not self._state.workers.is_agent_lost(rank)
-        return has_agent and self.used < min(self.most, self._orders() - 1)
-
-    def _orders(self) -> float:
-        """Return how many orders live_devices has: on CPU, each return needs another (jaxrun_runtime/live_ranks.py)."""
-        if self._state.platform != "cpu":
-            return math.inf
-        return math.factorial(min(len(self._state.workers.hosts), _MANY))
+    def why_not(self, rank: int) -> str:
+        """Explain why this rank, which fails, cannot be started again alone; empty if it can."""
+        if self._state.workers.is_agent_lost(rank):
+            return "its host is lost"
+        if self._differs:
+            return "it differs from the others"
+        if self.used >= self.most:
+            used = "the one restart" if self.most == 1 else f"all {self.most} restarts"
+            return f"{used} of a lost rank {'is' if self.most == 1 else 'are'} used up"
+        back = {rank, *self._state.workers.working, *self._stages}
+        if not self._orders.has_another(back, self._state.platform):
+            return f"on CPU, {format_ranks(back)} have been connected in every order, so that no rank can come back"
+        return ""
 
     def is_under_way(self, rank: int) -> bool:
         """Whether a new process of the rank exists, or will soon, that is not back."""
@@ -92,17 +98,25 @@ class RankReturns:
         try:
             actions = self._startup.add_again(event)
         except NotUniformError as error:
-            self.used = self.most
+            self._differs = True
             return [PrintLine(f"{self._name(event.rank)} cannot come back: {error}"), *self.kill((event.rank,))]
         if isinstance(event, DeviceReport):
             self._stages[event.rank] = _Stage.RUNNING
             self._state.timers.cancel_one(Timer.RETURN, event.rank)
         return actions
 
-    def admit(self, ranks: Iterable[int], now: float) -> list[Action]:
-        """Let those of these ranks take part again that are under way, and say so."""
+    def ready(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Return those of these ranks that can take part again, as their programs run."""
+        return tuple(sorted(rank for rank in ranks if self._stages.get(rank) is _Stage.RUNNING))
+
+    def is_any_on_its_way(self, but: Collection[int]) -> bool:
+        """Whether any other rank than these has failed, and is not back."""
+        return bool(self._stages.keys() - set(but))
+
+    def admit(self, ranks: Sequence[int], now: float) -> list[Action]:
+        """Let these ranks, which are ready, take part again, and say so."""
         actions: list[Action] = []
-        for rank in sorted(rank for rank in ranks if self._stages.get(rank) is _Stage.RUNNING):
+        for rank in ranks:
             del self._stages[rank]
             back, workers = self._state.workers.add_return(rank, now), self._state.workers
             actions.append(RecordReturn(rank, workers.incarnation(rank), back.seconds))

@@ -121,7 +121,7 @@ class Requests:
             phase=_PHASES.get(self._state.phase, "ending"),
             hosts=workers.hosts,
             live=workers.live,
-            flights=flights_of(replies),
+            flights={rank: flight for rank, flight in flights_of(replies).items() if rank not in workers.returning},
             vitals={rank: replace(reply, flight=Flight()) for rank, reply in replies.items() if reply.number},
             ends={rank: end for rank, end in ends if end is not None},
             calls_per_step=steps_in(self._state.flights),
@@ -129,6 +129,7 @@ class Requests:
             stall=self._describe_stall(replies, now),
             awaited=self._host_wait.describe(now),
             debugged=tuple(sorted(self._state.debugged)),
+            returning=tuple(rank for rank in workers.returning if rank in workers.live),
         )
         return [AnswerRequest(number, Answer(AnswerState.DONE, content=overview))]
 

@@ -22,7 +22,7 @@ from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.certificates import CertificateAuthority
 from jaxrun.controller.head.round import Round
 from jaxrun.controller.head.staging_round import StagingRound
-from jaxrun.errors import NotUniformError, UnavailableError
+from jaxrun.errors import NotUniformError, UnavailableError, UsageError
 from jaxrun.job_events.actions import Action, PrintLine, Send, SendToAgents
 from jaxrun.protocol.addresses import Address
 from jaxrun.protocol.agent_id import AgentId
@@ -212,6 +212,8 @@ class Startup:
         known = self._hellos.setdefault(hello.rank, hello)
         if known is not hello:
             raise NotUniformError(consistency.describe_duplicate_rank(known, hello))
+        if hello.refusal:
+            raise UsageError(hello.refusal)
         if hello.public_key:  # at once, because the last ranks wait for this
             self._authority = self._authority or CertificateAuthority(self._expected.nonce)
             self._authority.certify(hello)

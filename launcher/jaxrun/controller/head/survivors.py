@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from jaxrun.controller.head.device_orders import DeviceOrders
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
 from jaxrun.controller.head.head_state import HeadState, JobPhase
 from jaxrun.controller.head.rank_returns import RankReturns
@@ -24,9 +25,16 @@ _LEFT_S = 1.0  # the others may still receive what a rank that has ended well ha
 
 class Survivors:
     def __init__(
-        self, state: HeadState, divergence: DivergenceDetector, returns: RankReturns, *, are_kept: bool
+        self,
+        state: HeadState,
+        divergence: DivergenceDetector,
+        returns: RankReturns,
+        orders: DeviceOrders,
+        *,
+        are_kept: bool,
     ) -> None:
         self._state = state
+        self._orders = orders
         self._returns = returns
         self._divergence = divergence
         self._are_kept = are_kept
@@ -41,20 +49,33 @@ class Survivors:
         """Whether the job goes on if this rank fails: its program runs, or it was started again."""
         if rank in self._state.workers.lost and not self._returns.is_under_way(rank):
             return True  # its end says nothing new
-        is_running = self._state.phase is JobPhase.RUNNING and bool(self._state.workers.working_of((0,)))
-        has_way = not self._returns.most or self._returns.can_start(rank)
-        return self._are_kept and rank != 0 and is_running and has_way
+        is_running = self._are_kept and self._state.phase is JobPhase.RUNNING
+        return is_running and self._state.workers.has_coordinator and not self.why_all_end(rank)
+
+    def why_all_end(self, rank: int) -> str:
+        """Explain why the others cannot go on without this rank, which fails; empty if they can."""
+        if not self._are_kept or self._state.run_at is None:
+            return ""
+        if rank == 0:
+            return "rank 0 has JAX's coordinator, without which no rank goes on"
+        return self._returns.why_not(rank) if self._takes_back() else ""
+
+    def _takes_back(self) -> bool:
+        """Whether a rank that fails now is wanted back: no more once the program of rank 0 has ended well."""
+        return self._returns.most > 0 and bool(self._state.workers.working_of((0,)))
 
     def on_loss(self, rank: int, now: float) -> list[Action]:
         """Tell the others that a rank has failed; only once, also if its process ends later. Start it again."""
         workers = self._state.workers
         if rank in workers.lost and not self._returns.is_under_way(rank):
             return []
-        workers.add_lost(rank)
+        workers.add_lost(rank, now)
         self._divergence.remove_rank(rank, now)
         failed, incarnation = workers.outcome(rank, now), workers.incarnation(rank)
-        starts = self._returns.on_loss(rank, now) if self._returns.most else []
-        loss = PrintLoss(failed, workers.working, self._state.run_at or now, self._returns.used, self._returns.most)
+        takes_back = self._takes_back()
+        starts = self._returns.on_loss(rank, now) if takes_back else []
+        restart = self._returns.used if takes_back else 0
+        loss = PrintLoss(failed, workers.working, self._state.run_at or now, incarnation, restart, self._returns.most)
         told = Send(workers.working, RanksLost((rank,), {rank: incarnation}))
         return [loss, told, *self._answer_all_but(rank, now), *starts]
 
@@ -93,13 +114,34 @@ class Survivors:
         workers, waiting = self._state.workers, self._waiting[ranks]
         if not workers.working_of(ranks) <= waiting.keys():
             return []
-        is_running = self._state.phase is JobPhase.RUNNING and bool(workers.working_count)
-        back = self._returns.admit(waiting, now) if is_running and not self._state.stop.reason else []
-        live = sorted(workers.working_of(ranks))
-        asked = [waiting.pop(rank) for rank in live]
-        incarnations = {rank: workers.incarnation(rank) for rank in live}
-        answer = LiveRanks(incarnations, _differing_calls(asked), max((one.polls for one in asked), default=0))
-        return [*back, *([Send(tuple(live), answer)] if live else [])]
+        is_open = self._state.phase is JobPhase.RUNNING and bool(workers.working_count) and not self._state.stop.reason
+        ready = self._returns.ready(waiting) if is_open else ()
+        order = self._choose_order(ranks, ready)
+        if order is None:
+            return []
+        admitted = [rank for rank in ready if rank in order]
+        back = self._returns.admit(admitted, now)
+        for rank in admitted:
+            self._divergence.restore_rank(rank)
+        workers.add_agreement(ranks)
+        asked = [waiting.pop(rank) for rank in sorted(order)]
+        incarnations = {rank: workers.incarnation(rank) for rank in sorted(order)}
+        polls = max((one.polls for one in asked), default=0)
+        answer = LiveRanks(incarnations, order, _differing_calls(asked), polls)
+        return [*back, *([Send(tuple(sorted(order)), answer)] if order else [])]
+
+    def _choose_order(self, ranks: tuple[int, ...], ready: Sequence[int]) -> tuple[int, ...] | None:
+        """Return which of these ranks live, with those that are ready to come back, in the order of their devices.
+
+        None if they cannot be connected in any order, but another rank that is on its way back may make that possible.
+        """
+        working = self._state.workers.working_of(ranks)
+        for live in (working.union(ready), working):
+            incarnations = {rank: self._state.workers.incarnation(rank) for rank in live}
+            if (order := self._orders.choose(incarnations, self._state.platform)) is not None:
+                return order
+        # If nobody else comes, a rank that is connected in this order raises SpentOrderError.
+        return None if self._returns.is_any_on_its_way(but=ready) else tuple(sorted(working.union(ready)))
 
 
 def _differing_calls(asked: Sequence[LiveRanksAsked]) -> dict[str, int]:

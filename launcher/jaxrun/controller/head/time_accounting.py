@@ -37,7 +37,7 @@ class TimeAccounting(Struct):
     _ledger: TimeLedger | None = None
     _ended_at: float | None = None
     _recorded_at: float = 0.0
-    _totals: dict[int, TimeTotals] = field(default_factory=dict)
+    _totals: dict[tuple[int, int], TimeTotals] = field(default_factory=dict)  # by rank and incarnation
     _waited: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _read_at: float = 0.0
     _calls_per_step: int = 0
@@ -88,7 +88,12 @@ class TimeAccounting(Struct):
         spent = [self._since_last(rank, flight) for rank, flight in flights.items()]
         own_s = max((one.compiling + one.saving + one.restoring for one in spent), default=0.0)
         data, slowest = self._shares(waits, own_s)
-        complete = [one for one, flight in zip(spent, flights.values(), strict=True) if flight.complete]
+        lost = self._state.workers.lost
+        complete = [
+            one
+            for one, (rank, flight) in zip(spent, flights.items(), strict=True)
+            if flight.complete and rank not in lost
+        ]
         told = [flight.told_step for flight in flights.values() if flight.told_step is not None]
         self._calls_per_step = steps_in(flights) or self._calls_per_step
         began = [one.began for one in told]
@@ -109,7 +114,8 @@ class TimeAccounting(Struct):
         )
 
     def _since_last(self, rank: int, flight: Flight) -> TimeTotals:
-        before, self._totals[rank] = self._totals.get(rank, TimeTotals()), flight.totals
+        process = (rank, self._state.workers.incarnation(rank))
+        before, self._totals[process] = self._totals.get(process, TimeTotals()), flight.totals
         return TimeTotals(*(max(0.0, new - old) for new, old in zip(flight.totals, before, strict=True)))
 
     def _shares(self, waits: Waits, own_s: float) -> tuple[float, float]:

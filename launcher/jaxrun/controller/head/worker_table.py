@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.helpers import LostPoolWorker
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault, RankReturn, WorkerOutcome
@@ -15,6 +16,8 @@ from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Interrupted, PoolWorkerDied, SignalHandlers, ThreadFailed
 
 WorkerReport = ThreadFailed | PoolWorkerDied | SignalHandlers | Interrupted | CheckpointSaved
+_SURVIVED_AGREEMENTS = 2  # one ends the block of live_devices that has failed, and one the next
+_SURVIVED_S = 30.0  # a program without live_devices then does not mind the loss
 _MAX_POOL_WORKERS = 8  # the last ones that have died are remembered
 
 
@@ -35,6 +38,14 @@ class _Worker(Struct):
     handlers: SignalHandlers | None = None
 
 
+class _Loss(Struct):
+    """A rank without which the others go on. `agreements`: how often live_devices has left it out."""
+
+    time: float
+    agreements: int = 0
+    was_survived: bool = False
+
+
 class WorkerTable:
     """All workers of one job by rank; `hosts` maps each rank to its host. Times are seconds since the epoch."""
 
@@ -46,7 +57,7 @@ class WorkerTable:
         # Kept in addition to the table, so that one event does not cost a walk over all ranks.
         self._live: set[int] = set()
         self._working: set[int] = set()
-        self._lost: set[int] = set()
+        self._lost: dict[int, _Loss] = {}
         self._returning: dict[int, WorkerOutcome] = {}  # how the process before has failed
         self._returns: list[RankReturn] = []
 
@@ -81,13 +92,18 @@ class WorkerTable:
         return tuple(self._returns)
 
     @property
-    def disturbed(self) -> set[int]:
-        """The ranks that are lost, or were: their processes and the others' have not made the same calls."""
-        return self._lost.union(past.worker.rank for past in self._returns)
+    def started_again(self) -> int:
+        """How many times lost ranks were started again, whether they came back or not."""
+        return sum(worker.incarnation - 1 for worker in self._workers.values())
 
     def incarnation(self, rank: int) -> int:
         """Return the number of the rank's process, from 1."""
         return self._workers[rank].incarnation
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether rank 0, which has JAX's coordinator, lives and has not failed."""
+        return 0 in self._live and self._workers[0].failure is None
 
     def is_agent_lost(self, rank: int) -> bool:
         return self._workers[rank].lost_reason != ""
@@ -99,16 +115,27 @@ class WorkerTable:
 
     def add_return(self, rank: int, now: float) -> RankReturn:
         """Note that a rank takes part again."""
-        self._lost.discard(rank)
+        self._lost.pop(rank, None)
         self._working.add(rank)
         back = RankReturn(self._returning.pop(rank), now)
         self._returns.append(back)
         return back
 
-    def add_lost(self, rank: int) -> None:
+    def add_lost(self, rank: int, now: float) -> None:
         """Note that the others go on without this rank, whose process may take a while to end."""
-        self._lost.add(rank)
+        self._lost[rank] = _Loss(now)
         self._working.discard(rank)
+
+    def add_agreement(self, ranks: Iterable[int]) -> None:
+        """Note that those of these ranks that live have agreed on who they are: live_devices has answered."""
+        for rank in self._lost.keys() & set(ranks):
+            self._lost[rank].agreements += 1
+
+    def note_survived(self, failed: int, now: float) -> None:
+        """Note, as the job fails with this rank, which others were lost so long ago that they are no cause of that."""
+        for rank, loss in self._lost.items():
+            is_past = loss.agreements >= _SURVIVED_AGREEMENTS or now - loss.time >= _SURVIVED_S
+            loss.was_survived = is_past and rank != failed
 
     def working_of(self, ranks: Iterable[int]) -> set[int]:
         """Return those of these ranks that are working."""
@@ -258,10 +285,14 @@ class WorkerTable:
 
     def outcomes(self, now: float) -> tuple[WorkerOutcome, ...]:
         """Return all outcomes: of a rank that was started again and has not failed again by itself, the one before."""
-        return tuple(self._returning.get(rank) or self.outcome(rank, now) for rank in self._workers)
+        return tuple(self._outcome_before(rank) or self.outcome(rank, now) for rank in self._workers)
+
+    def _outcome_before(self, rank: int) -> WorkerOutcome | None:
+        before, loss = self._returning.get(rank), self._lost.get(rank)
+        return replace(before, was_survived=loss is not None and loss.was_survived) if before is not None else None
 
     def outcome(self, rank: int, now: float) -> WorkerOutcome:
-        worker = self._workers[rank]
+        worker, loss = self._workers[rank], self._lost.get(rank)
         return WorkerOutcome(
             rank=rank,
             host=self.hosts[rank],
@@ -277,6 +308,7 @@ class WorkerTable:
             out_of_memory=worker.exit.out_of_memory if worker.exit else "",
             lost_reason=worker.lost_reason,
             injected_faults=tuple(worker.injected_faults),
+            was_survived=loss is not None and loss.was_survived,
         )
 
     def _remove_process(self, rank: int) -> None:

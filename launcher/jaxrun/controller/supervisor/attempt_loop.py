@@ -211,6 +211,7 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         post_mortem=job.debug_post_mortem,
         keep_survivors=job.keep_survivors,
         returns=job.max_restarts if job.keep_survivors else 0,
+        returns_used=sum(end.returns for end in record.ends),
         drains=plan.head_may_return and POD_MARKER in shared.environ,
         cores=0 if is_remote else _cores_to_watch(plan, shared.environ),
     )

@@ -19,6 +19,7 @@ from jaxrun.job_events.actions import (
     PrintLoss,
     PrintStacks,
     PrintStallNotice,
+    RecordLoss,
 )
 from jaxrun.job_events.events import Event, Tick
 from jaxrun.protocol.flight import ToldStep
@@ -73,7 +74,9 @@ class Dispatcher:
         if isinstance(action, PrintStallNotice):
             return PrintLine(_format_notice(action, self._files.shown_path))
         if isinstance(action, PrintLoss):
-            return PrintLine(_format_loss(action, self.hosts))
+            headline = describe_loss(action.worker, self.hosts, action.run_at)
+            self.record(RecordLoss(action.worker.rank, action.incarnation, headline, action.restart))
+            return PrintLine(_format_loss(action, headline))
         if isinstance(action, AnswerRequest):
             self._server.answer(action.number, action.answer)
         return action
@@ -84,13 +87,14 @@ class Dispatcher:
             self.record(*found)
 
 
-def _format_loss(loss: PrintLoss, hosts: Mapping[int, str]) -> str:
-    what = describe_loss(loss.worker, hosts, loss.run_at)
+def _format_loss(loss: PrintLoss, headline: str) -> str:
     failure = loss.worker.failure
-    others = f"{format_ranks(loss.others)} {agree('goes', len(loss.others))} on (--keep-survivors)"
-    if loss.most:
+    others = "the programs of the others have ended (--keep-survivors)"
+    if loss.others:
+        others = f"{format_ranks(loss.others)} {agree('goes', len(loss.others))} on (--keep-survivors)"
+    if loss.restart:
         others += f", and it is started again ({loss.restart} of {loss.most})"
-    return f"{what}; {others}" + (f"\n{failure.traceback.rstrip()}" if failure is not None else "")
+    return f"{headline}; {others}" + (f"\n{failure.traceback.rstrip()}" if failure is not None else "")
 
 
 def _format_notice(notice: PrintStallNotice, run_dir: Path | None) -> str:

@@ -58,6 +58,7 @@ class LocalJob:
         """`fork_server` is the process that imports jax for all workers, if there is one."""
         self._shared = shared
         self._roster = Roster()
+        self._address = loopback_address()
         self._workers = LocalWorkers(shared, fork_server, staged)
         self._readiness: Mapping[AgentId, HostReadiness] = {}
         if plan.host_check is not None or (plan.job.max_restarts and plan.device_names):
@@ -75,7 +76,7 @@ class LocalJob:
         self._roster.begin(plan, anew=True)
         registry = make_registry(plan, shared, self._roster)
         head = AttemptHead(shared, make_head(plan, shared, record, registry), plan.attempt, preload=plan.job.preload)
-        agents = LocalAgents(shared, head, plan, self._workers)
+        agents = LocalAgents(shared, head, plan, self._workers, self._address)
         agents.report(self._readiness)
         outcome = AttemptLoop(shared, head, agents).run()
         agents.close()
@@ -123,12 +124,13 @@ class LocalWorkers:
 class LocalAgents:
     """AgentLink to the agents in this process, in one attempt."""
 
-    def __init__(self, shared: Supervision, head: AttemptHead, plan: Plan, workers: LocalWorkers) -> None:
+    def __init__(self, shared: Supervision, head: AttemptHead, plan: Plan, workers: LocalWorkers, address: str) -> None:
+        """`address` is where this machine reaches itself."""
         self._shared = shared
         self._head = head
         self._plan = plan
         self._workers = workers
-        self._address = loopback_address()
+        self._address = address
         self._ordered: dict[AgentId, tuple[StartWorker, ...]] = {}
         self._task: TaskThread[AgentReport | str] | None = None  # waits until the hosts are ready
         self._started: tuple[Agent, WorkerGroup] | None = None

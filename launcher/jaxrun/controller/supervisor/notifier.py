@@ -19,6 +19,7 @@ from msgspec import Struct
 from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.analysis.verdict.verdict_text import headline_of
 from jaxrun.files.procfs import descendants
+from jaxrun.job_events.actions import RecordLoss, RecordReturn
 from jaxrun.job_events.events import AttemptStarted, StallNotice
 from jaxrun.node.agent.agent import OUTPUT
 from jaxrun.node.agent.signals import SignalPipe
@@ -102,6 +103,11 @@ class Notifier:
                 if before:
                     name = "shrunk" if hosts < before else "grown" if hosts > before else "restarted"
                     self._notify(name, event.time, attempt=event.attempt, reason=reason, hosts=hosts)
+            case RecordLoss(rank=rank, headline=headline, restart=restart):
+                facts = {"rank": rank, "headline": headline, "is_started_again": restart > 0}
+                self._notify("lost", event.time, attempt=event.attempt, **facts)
+            case RecordReturn(rank=rank, seconds=seconds):
+                self._notify("returned", event.time, attempt=event.attempt, rank=rank, seconds=round(seconds, 3))
             case StallNotice(idle_s=idle_s):
                 self._notify("stalled", event.time, attempt=event.attempt, idle_s=idle_s)
 

@@ -35,6 +35,11 @@ def collect(facts: JobFacts, overview: Overview | None, attempts: Sequence[Attem
     yield info
     restarts = max(0, attempts[-1].number - 1) if attempts else 0
     yield CounterMetricFamily("jaxrun_restarts", "How often the job was started again.", value=restarts)
+    ranks = [rank for attempt in attempts for rank in attempt.ranks.values()]
+    text = "How often a rank has failed without which the others went on."
+    yield CounterMetricFamily("jaxrun_rank_losses", text, value=sum(rank.losses for rank in ranks))
+    text = "How often such a rank has come back."
+    yield CounterMetricFamily("jaxrun_rank_returns", text, value=sum(len(rank.absences) for rank in ranks))
     yield _lost_seconds(attempts)
     yield from _time(account(attempts))
     up = 0 if overview is None else 1

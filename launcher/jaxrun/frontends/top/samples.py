@@ -115,6 +115,8 @@ def _sample(
         stands_out = StandingOut.FAILED if end.doing is Doing.FAILED else StandingOut.LIKE_OTHERS
         number = _number(now.flights[rank], position) if rank in now.flights else None
         return RankSample(rank, host, end.text, end.doing, standing_out=stands_out, number=number)
+    if rank in now.returning:
+        return RankSample(rank, host, "was lost, and comes back", Doing.STARTING)
     if rank not in now.live:
         return RankSample(rank, host, "not started yet", Doing.STARTING)
     if vitals is None:

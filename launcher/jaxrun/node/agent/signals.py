@@ -78,14 +78,6 @@ class SignalPipe:
         """Whether this signal asks the process to end."""
         return signum in STOPPING
 
-    @property
-    def stop_requested(self) -> bool:
-        """Whether a stop signal has arrived, which `receive` will return."""
-        try:
-            return any(number in STOPPING for number in self._reading.recv(4096, socket.MSG_PEEK))
-        except BlockingIOError:
-            return False
-
     def receive(self) -> list[int]:
         """Return the signals that have arrived since the last call, in order."""
         try:

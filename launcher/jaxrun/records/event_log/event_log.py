@@ -26,6 +26,7 @@ from jaxrun.job_events.actions import (
     PrintStallNotice,
     RecordClock,
     RecordDivergence,
+    RecordLoss,
     RecordReturn,
     RecordStraggler,
     RecordTime,
@@ -62,6 +63,7 @@ LoggedMessage = (
     | RanksLost
     | RecordClock
     | RecordDivergence
+    | RecordLoss
     | RecordReturn
     | RecordTime
     | Straggler

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.error_choice import choose_error
 from jaxrun.analysis.lockstep.straggler import Straggler
-from jaxrun.job_events.actions import RecordClock, RecordReturn, RecordTime, SignalRanks
+from jaxrun.job_events.actions import RecordClock, RecordLoss, RecordReturn, RecordTime, SignalRanks
 from jaxrun.job_events.events import (
     AgentLost,
     AttemptEnded,
@@ -49,6 +49,8 @@ class RankLog(Struct):
     process_started, joined:  when its process began, and when it had joined the others
     cores:                the cores on which it might run; empty for all cores of its host
     peak_memory_bytes:    the most memory that it was seen to hold; 0 if unknown
+    losses:     how many times it was lost, while the others went on
+    absences:   from its losses to its returns
     """
 
     host: str = ""
@@ -63,6 +65,8 @@ class RankLog(Struct):
     peak_memory_bytes: int = 0
     marks: list[Moment] = field(default_factory=list)
     profiles: list[Span] = field(default_factory=list)
+    losses: int = 0
+    absences: list[Span] = field(default_factory=list)
 
     @property
     def end(self) -> float | None:
@@ -205,7 +209,16 @@ def rank_phases(log: RankLog, attempt: AttemptLog) -> tuple[Span, ...]:
     known = [(name, time) for name, time in steps if time is not None]
     ends = [*(time for _, time in known[1:]), log.end or attempt.end]
     phases = [Span(name, start, stop) for (name, start), stop in zip(known, ends, strict=True) if start < stop]
-    return (*phases, *log.profiles)
+    return (*_leave_out(phases, log.absences), *log.profiles)
+
+
+def _leave_out(phases: Sequence[Span], absences: Sequence[Span]) -> list[Span]:
+    """Return the parts of phases outside of absences, which take their place, in order."""
+    for absence in absences:
+        before = [phase._replace(end=min(phase.end, absence.start)) for phase in phases]
+        after = [phase._replace(start=max(phase.start, absence.end)) for phase in phases]
+        phases = [part for part in (*before, *after) if part.start < part.end]
+    return sorted((*phases, *absences), key=lambda part: part.start)
 
 
 def _add(log: AttemptLog, event: LoggedEvent) -> None:
@@ -263,9 +276,12 @@ def _add_to_rank(rank: RankLog, event: LoggedEvent, stopped: bool) -> None:
             rank.marks.append(Moment(time, "pool worker died", format_status(message.status, "was ")))
         case ThreadFailed():
             rank.marks.append(Moment(time, f"thread {message.thread} died", message.error))
+        case RecordLoss():
+            rank.losses += 1
         case RecordReturn():
-            back = f"{_seconds(message.seconds):.1f} s after it was lost"
-            rank.marks.append(Moment(time, "takes part again", back))
+            away = _seconds(message.seconds)
+            rank.marks.append(Moment(time, "takes part again", f"{away:.1f} s after it was lost"))
+            rank.absences.append(Span("lost, and started again", time - away, time))
             for kind in _ENDS:  # of the process before
                 rank.at.pop(kind, None)
         case WorkerExited(status=status):

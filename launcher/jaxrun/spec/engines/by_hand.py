@@ -17,14 +17,19 @@ from jaxrun.protocol.auth import job_fingerprint
 from jaxrun.protocol.names import POD_MARKER, TOKEN
 from jaxrun.protocol.probe_messages import Machine
 from jaxrun.spec.backends.remote_plan import make_workers, plan_remote
-from jaxrun.spec.engines.engine import Engine
+from jaxrun.spec.engines.engine import PMI_1, Engine
 from jaxrun.spec.job.devices import probe_machine
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.layout import decide_layout, wanted_platforms
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.text import UNKNOWN_HOST
 
-BY_HAND = Engine(key="by hand", title="processes started by hand", starts_ranks_again=True)
+BY_HAND = Engine(
+    key="by hand",
+    title="processes started by hand",
+    abort=PMI_1,  # --rank also serves where an mpirun has started the processes, and its variables are hidden
+    starts_ranks_again=True,
+)
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:

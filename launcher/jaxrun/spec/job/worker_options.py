@@ -98,6 +98,6 @@ class WorkerOptions(OptionValues, frozen=True, kw_only=True):
         "--keep-survivors",
         FLAG,
         "The failure of a rank other than 0 does not end the job: the others are told, and go on; with --max-restarts "
-        "it is started again. The program must use JAX's live_devices (docs/survivors.md).",
+        "it is started again, N times in the whole job. The program must use JAX's live_devices (docs/survivors.md).",
         group=FAILURE,
     )
