@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 from cluster_fixture import HOSTS, Bed
 from harness import extended
-from launch_modes import LAUNCHED, OPEN_MPI_5, OPENSSH, PYTHON, SLURM, Engine, LaunchMode, ssh_env
+from launch_modes import (
+    INTEL,
+    LAUNCHED,
+    MPICH,
+    OPEN_MPI_4,
+    OPEN_MPI_5,
+    OPENSSH,
+    PYTHON,
+    SLURM,
+    Engine,
+    LaunchMode,
+    ssh_env,
+)
 
 pytestmark = pytest.mark.extended
 
@@ -89,7 +101,9 @@ print("whole again", flush=True)
 
 @pytest.mark.usefixtures("mended")
 @pytest.mark.parametrize(
-    "engine", [OPENSSH, extended(OPEN_MPI_5), extended(SLURM)], ids=lambda engine: getattr(engine, "label", "")
+    "engine",
+    [OPENSSH, *map(extended, (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL, SLURM))],
+    ids=lambda engine: getattr(engine, "label", ""),
 )
 def test_a_lost_rank_comes_back_on_its_host(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     if reason := engine.missing():

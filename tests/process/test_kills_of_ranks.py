@@ -6,6 +6,8 @@ import os
 import random
 import re
 import signal
+import socket
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -134,3 +136,21 @@ def test_a_fault_of_chaos_is_survived_and_said_to_be_injected(tmp_path: Path) ->
         how = rf"rank {rank} of 3 was killed by SIGKILL \(9\), as --chaos asked, [\d.]+ s into the run"
         assert re.search(how + "; .* and it is started again", result.err)
         assert re.search(how + ", and was back after", str(result.verdict()["details"]))
+
+
+def test_a_rank_comes_back_on_its_host_with_a_command_on_each_host(tmp_path: Path) -> None:
+    with socket.socket() as free:  # bound here, so that nobody else gets the port of the head
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", 0))
+        place = ("--hosts", "2", "--head", f"127.0.0.1:{free.getsockname()[1]}", "-n", "4", "--keep-survivors")
+        words = (*place, "--max-restarts", "1", *endless(tmp_path))
+        host_1 = [sys.executable, "-m", "jaxrun", "--run-dir", "other"]
+        with (
+            started(tmp_path, "--host-rank", "0", "--chaos", "kill:3@0.5s", *words) as job,
+            started(tmp_path, "--host-rank", "1", *words, command=host_1) as other,
+        ):
+            job.wait_for_event("RecordReturn")
+            (tmp_path / "over").touch()
+            result, second = job.end(), other.result()
+    assert (result.code, second.code) == (0, 0) and "; restarting" not in result.err, (result, second)
+    assert re.search(r"rank 3 .*is back, [\d.]+ s after it was lost: ranks 0-3 go on", result.err), result

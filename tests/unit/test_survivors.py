@@ -1,6 +1,7 @@
 """--keep-survivors: the head tells the others that a rank is lost, answers live_devices, and lets the job go on."""
 
 import pytest
+from calls_by_hand import flight_after
 
 from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol.agent_id import AgentId
@@ -111,3 +112,15 @@ def test_a_rank_that_ends_well_leaves_at_once_and_those_that_wait_for_it_are_tol
 def test_without_the_option_any_failure_ends_the_job(simulate):
     job = simulate(4).run().exit(-9, 2).wait(1)
     assert losses(job) == [] and job.outcome.end.reason == "failed"
+
+
+def test_a_rank_that_ends_well_before_the_others_is_not_out_of_step_with_them(simulate):
+    job = simulate(2, keep_survivors=True, lockstep="record").run()
+    job.flights = {0: flight_after(8, "0-1"), 1: flight_after(9, "0-1")}
+    job.wait(2).done(0).wait(2).done(1).exit(0, 0, 1)
+    job.wait(2)
+    assert job.outcome.end.reason == "ok" and job.outcome.divergences == (), job.lines
+    job = simulate(2, lockstep="record").run()
+    job.flights = {0: flight_after(8, "0-1"), 1: flight_after(9, "0-1")}
+    job.wait(2).done(0, 1).exit(0, 0, 1)
+    assert job.wait(2).outcome.divergences

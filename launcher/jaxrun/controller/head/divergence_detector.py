@@ -65,7 +65,9 @@ class DivergenceDetector:
     reports:  reports of the divergences that were found
     """
 
-    def __init__(self, state: HeadState, queries: RankQueries) -> None:
+    def __init__(self, state: HeadState, queries: RankQueries, *, ends_apart: bool = False) -> None:
+        """`ends_apart`: a rank may end well before the others, and they still make calls with it (--keep-survivors)."""
+        self._ends_apart = ends_apart
         self._workers = state.workers
         hosts = self._workers.hosts
         self._queries = queries
@@ -119,6 +121,10 @@ class DivergenceDetector:
             if self._timers.at(Timer.COMPILATION_CHECK) is None:
                 self._timers.set(Timer.COMPILATION_CHECK, now + _COMPILATION_CHECK_S, self._check_compilations)
         return actions
+
+    def on_done(self, rank: int, now: float) -> None:
+        if not self._ends_apart:
+            self.remove_rank(rank, now)
 
     def remove_rank(self, rank: int, now: float) -> None:
         flight = self._flights.get(rank, Flight())
@@ -175,7 +181,7 @@ class DivergenceDetector:
         if self._is_busy or not self.is_enabled:
             return actions
         actions += self._find_candidates(now)
-        is_unexplained = well and not self._is_busy and not self.reports.divergences
+        is_unexplained = well and not self._ends_apart and not self._is_busy and not self.reports.divergences
         lags = compare.find_lags(self._flights) if is_unexplained else ()
         lag = next((lag for lag in lags if not self.reports.is_broken(lag.group)), None)
         return [*actions, *self.reports.add(self._divergence_of_lag(lag), None, now)] if lag is not None else actions

@@ -98,7 +98,7 @@ class Head:
         self._agents = job.agents
         self._startup = Startup(workers.hosts, expected, registry)
         self._queries = queries = RankQueries(state, has_fault_handler=self._startup.has_hello)
-        self._divergence = divergence = DivergenceDetector(state, queries)
+        self._divergence = divergence = DivergenceDetector(state, queries, ends_apart=options.keep_survivors)
         clocks = ClockOffsets(workers.hosts, job.agents) if options.has_other_clocks else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
         self._faults = FaultInjector(state, options.chaos)
@@ -288,7 +288,7 @@ class Head:
 
     def _on_done(self, event: Done, now: float) -> list[Action]:
         self._workers.add_done(event.rank, now)
-        self._divergence.remove_rank(event.rank, now)
+        self._divergence.on_done(event.rank, now)
         handed = [*self._remove_debugger(event.rank, now), *self._state.stop.agree()]
         asked = self._shutdown.on_asked_ended(event.rank, now, finished=True)
         handed += self._survivors.on_done(event.rank)
