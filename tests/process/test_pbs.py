@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import TIME_LIMIT, write_fake_runtime
+from harness import TIME_LIMIT, wait_until, write_fake_runtime
 
 from jaxrun.spec.backends.pbs_job import PBS, end_of_job
 from jaxrun.spec.backends.submit import submit_and_follow
@@ -68,6 +68,17 @@ def test_pbsdsh_starts_an_agent_on_each_host_with_the_environment_of_jaxrun(pbs,
     words = (tmp_path / "words").read_text().splitlines()
     assert len(words) == 2 and "hidden" not in "".join(words)
     assert not list(tmp_path.glob(".jaxrun*"))
+
+
+def test_a_starter_that_is_told_to_end_leaves_no_file(pbs, tmp_path):
+    pbs.command("pbsdsh", "touch begun; exec sleep 100")
+    words = [sys.executable, "-m", "jaxrun.node.pbsdsh", str(tmp_path / "bin" / "pbsdsh"), "1", "0=0-0", "--", "true"]
+    starter = subprocess.Popen(words, cwd=tmp_path, env=pbs.environ)
+    wait_until((tmp_path / "begun").exists, "pbsdsh")
+    [file] = tmp_path.glob(".jaxrun-*.start")
+    assert file.stat().st_mode & 0o777 == 0o600
+    starter.terminate()
+    assert starter.wait(TIME_LIMIT) == 143 and not file.exists()
 
 
 def test_an_agent_that_pbs_cannot_start_ends_the_job(pbs):

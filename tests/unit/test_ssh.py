@@ -11,6 +11,7 @@ from jaxrun.cli.make_job import make_job, without_effect
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.node.ssh import host_failures
 from jaxrun.node.ssh.remote_command import HostStart, remote_command, start_message
+from jaxrun.node.ssh.remote_shell import qrsh
 from jaxrun.protocol.ssh_start import format_failed_agents, split_failed_agents
 from jaxrun.spec.backends import mpirun
 from jaxrun.spec.backends.planning import command_on, replan
@@ -155,3 +156,15 @@ def test_what_lacks_on_a_host_is_named_with_the_option_that_carries_it():
 
 def test_this_interpreter_is_the_default_on_the_hosts():
     assert sys.executable in AGENT_ARGV and os.getcwd() in planned(host_list="h1").launch_command.argv
+
+
+def test_qrsh_runs_a_line_on_other_hosts_and_its_refusal_says_what_grid_engine_needs():
+    shell = qrsh("/bin/qrsh", here="h1")
+    assert shell.command("h1", "exec x") == ("/bin/sh", "-c", "exec x")
+    assert shell.command("h2", "exec x") == ("/bin/qrsh", "-inherit", "h2", "exec x")
+    # As Grid Engine 8.1.9 printed it.
+    said = """error: executing task of job 8 failed: execution daemon on host "h2" didn't accept task\n"""
+    failure = shell.failure("h2", 1, said)
+    assert "didn't accept task" in failure.words and "control_slaves TRUE: qconf -sp NAME" in failure.advice
+    assert shell.failure("h2", 127, "sh: 1: exec: /opt/python: not found\n") is None
+    assert host_failures.describe_failures({"h2": failure}, 3, "qrsh").startswith("1 of 3 hosts cannot be used by qrsh")

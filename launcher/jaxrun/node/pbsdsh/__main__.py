@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxrun.errors import EXIT_SIGNAL_BASE
 from jaxrun.spec.backends.forwarded_variables import forwarded_variables
 
 TASK = "jaxrun.node.pbsdsh.task"
@@ -22,11 +24,16 @@ def main(words: Sequence[str]) -> int:
     """Start all tasks at the same time, and wait for them; returns the exit status."""
     end = list(words).index("--")
     pbsdsh, size, *hosts = words[:end]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SIGNAL_BASE + signal.SIGTERM))  # and the file goes
     with _file_of(os.environ) as path:
         task = (sys.executable, "-m", TASK, path, *words[end + 1 :])
         parts = (host.partition("=") for host in hosts)
         tasks = [subprocess.Popen([pbsdsh, "-n", line, "--", *task, ranks, size]) for line, _, ranks in parts]
-        statuses = [each.wait() for each in tasks]
+        try:
+            statuses = [each.wait() for each in tasks]
+        finally:
+            for each in tasks:
+                each.terminate()  # does nothing to one that has ended
     return next(filter(None, statuses), 0)
 
 

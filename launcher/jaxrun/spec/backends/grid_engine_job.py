@@ -45,7 +45,7 @@ from jaxrun.spec.job.rank_placement import UNPLACED
 from jaxrun.terminal import print_notice
 
 EXIT_AGAIN = 99  # Grid Engine starts a job again that ends with it
-_ACCOUNTING_S, _ACCOUNTING_POLL_S = 30.0, 1.0  # Grid Engine writes how a job has ended up to 15 s later
+_ACCOUNTING_S, _ACCOUNTING_POLL_S = 20.0, 1.0  # Grid Engine writes how a job has ended up to 15 s later
 _OVER_LIMIT = 37  # in the accounting: "qmaster enforced h_rt, h_cpu, or h_vmem limit"
 _INTERACTIVE = ("QRSH", "QLOGIN", "QRLOGIN", "QSH", "INTERACTIVE")  # values of JOB_SCRIPT
 # Options of qsub that jaxrun must know itself, with the option of jaxrun to use instead.
