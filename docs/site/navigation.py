@@ -9,6 +9,7 @@ CONTENTS = {
     "Clusters": [
         "docs/clusters",
         "docs/clusters/slurm",
+        "docs/clusters/qsub",
         "docs/clusters/mpi",
         "docs/clusters/ssh",
         "docs/clusters/pods",

@@ -21,6 +21,7 @@ examples:
   scripts/testbed up                                three hosts: h1, h2, h3, and the controller {CONTROLLER}
   scripts/testbed exec ctl -- srun -N3 hostname     as from a login node; salloc and sbatch work too
   scripts/testbed exec h1 -- mpirun --host h1,h2,h3 hostname
+  scripts/testbed grid-engine                       then: scripts/testbed exec ctl -- qsub -pe spread 3 job.sh
   scripts/testbed off h2                            and up again to turn it on
 
 Inside, `ssh` is a stand-in that needs no sshd, so mpirun starts its daemons on other hosts with no further option. Each
@@ -68,6 +69,10 @@ def run(place: Place, options: argparse.Namespace, words: list[str]) -> int:
             if command == "up":
                 requirements.require_packages(requirements.missing_packages(shutil.which))
                 requirements.require_namespaces()
+            if command == "grid-engine":
+                requirements.require_packages(
+                    requirements.missing_packages(shutil.which, requirements.GRID_ENGINE_PACKAGES)
+                )
             with locked(place):
                 change(place, options)
     return 0
@@ -78,6 +83,8 @@ def change(place: Place, options: argparse.Namespace) -> None:
     match options.command:
         case "up":
             testbed.up(place, options.hosts)
+        case "grid-engine":
+            testbed.start_grid_engine(place)
         case "down":
             testbed.down(place)
         case "off":
@@ -96,6 +103,13 @@ def install() -> None:
         requirements.install(packages)
     requirements.require_packages(requirements.missing_packages(shutil.which))
     requirements.require_namespaces()
+    packages = requirements.missing_packages(shutil.which, requirements.GRID_ENGINE_PACKAGES)
+    if packages:
+        print(f"installing {' '.join(packages)}; their services are not started ...")
+        try:
+            requirements.install(packages)
+        except Refusal as refusal:
+            print(f"scripts/testbed: Grid Engine's tests will be skipped: {refusal}", file=sys.stderr)
 
 
 def execute(place: Place, name: str, command: list[str]) -> NoReturn:
@@ -134,7 +148,7 @@ def show(rows: Sequence[testbed.Row]) -> int:
 def _parser(place: Place) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/testbed",
-        description="Several hosts on one machine, with Slurm, munge and a way for mpirun to reach them. Needs root.",
+        description="Several hosts on one machine, with Slurm, Grid Engine and an ssh for mpirun. Needs root.",
         epilog=_EPILOG.format(root=place.root),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -142,6 +156,7 @@ def _parser(place: Place) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="start it, or what of it does not run")
     up.add_argument("-H", "--hosts", type=_count, help=f"how many, 1 to {MAX_HOSTS} (default: 3, or as it is up)")
+    commands.add_parser("grid-engine", help="start Grid Engine on the hosts, too")
     commands.add_parser("install", help="install the Debian packages that are missing")
     commands.add_parser("down", help="end it, and leave nothing")
     commands.add_parser("status", help="print a table of the hosts")

@@ -12,6 +12,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import processes
 from processes import Process
@@ -61,6 +62,8 @@ def environment(place: Place, base: Mapping[str, str]) -> dict[str, str]:
     """Return `base` with the variables that a process inside the testbed needs."""
     path = f"{place.commands}:{base.get('PATH') or SYSTEM_PATH}"
     added = {MARK: str(place.root), "SLURM_CONF": str(place.slurm_conf), "PATH": path}
+    if place.grid_engine.exists():
+        added |= {"SGE_ROOT": str(place.grid_engine), "SGE_CELL": "default"}
     return {key: value for key, value in base.items() if key != "HOSTNAME"} | added
 
 
@@ -150,6 +153,31 @@ def power_off_all(place: Place) -> None:
 
         processes.end(belongs, "the testbed")
         time.sleep(0.03)
+
+
+def start_daemon(
+    place: Place, name: str, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Start a daemon in a host, with these variables besides the usual ones. What it prints goes to its log."""
+    holder, program = keeper(place, name), os.path.basename(command[0])
+    if not holder:
+        raise Refusal(f"{program} cannot start: {name} is off")
+    with open(place.logs / f"{program}-{name}.out", "ab") as log:
+        subprocess.Popen(
+            enter(holder.pid, "/", command),
+            env={**fresh_environment(place), **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def last_words(place: Place, daemon: str) -> str:
+    """Return the end of a daemon's log, and where the rest is."""
+    logs = sorted(place.logs.glob(f"{daemon}*"))
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    return " / ".join(lines[-3:] or ["no word"]) + f" (logs: {place.logs})"
 
 
 def _start_keeper(place: Place, name: str) -> subprocess.Popen[bytes]:

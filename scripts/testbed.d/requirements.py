@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from state import Refusal
@@ -29,6 +29,12 @@ PACKAGES = {
     "fish": "fish",
     "tcsh": "tcsh",
 }
+# Grid Engine's, for `scripts/testbed grid-engine`. Not every distribution has them, and all else works without them.
+GRID_ENGINE_PACKAGES = {
+    "sge_qmaster": "gridengine-master",
+    "sge_execd": "gridengine-exec",
+    "qsub": "gridengine-client",
+}
 _POLICY = "#!/bin/sh\nexit 101\n"
 # Debian's packages start their services unless this file forbids it. It does so for this one installation.
 _INSTALL = """
@@ -42,9 +48,9 @@ apt-get --quiet=2 install --yes --no-install-recommends "$@"
 """
 
 
-def missing_packages(which: Callable[[str], str | None]) -> list[str]:
+def missing_packages(which: Callable[[str], str | None], packages: Mapping[str, str] = PACKAGES) -> list[str]:
     """Return the packages whose commands `which` does not find."""
-    return sorted({package for command, package in PACKAGES.items() if not which(command)})
+    return sorted({package for command, package in packages.items() if not which(command)})
 
 
 def require_root(user: int) -> None:

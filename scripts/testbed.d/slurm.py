@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import subprocess
 import time
 from collections.abc import Sequence
 
@@ -84,12 +83,12 @@ def start(place: Place, names: Sequence[str]) -> None:
     if "munged" not in running:
         _start_munged(place)
     if "slurmctld" not in running:
-        _daemon(place, CONTROLLER, ["slurmctld", "-D"])
+        hosts.start_daemon(place, CONTROLLER, ["slurmctld", "-D"])
     waiting = []
     for name in names:
         if "slurmd" not in {process.command for process in hosts.members(place, name)}:
             (place.root / "slurm" / name).mkdir(exist_ok=True)
-            _daemon(place, name, ["slurmd", "-D"])
+            hosts.start_daemon(place, name, ["slurmd", "-D"])
             waiting.append(name)
     _wait(place, waiting)
 
@@ -105,27 +104,12 @@ def node_states(place: Place, controller: int) -> dict[str, str]:
 def _start_munged(place: Place) -> None:
     files = [f"--{name}-file={place.munge / name}" for name in ("key", "pid", "seed")]
     options = [*files, f"--socket={place.munge / 'socket'}", f"--log-file={place.logs / 'munged.log'}"]
-    _daemon(place, CONTROLLER, ["munged", "--foreground", "--force", "--num-threads=2", *options])
+    hosts.start_daemon(place, CONTROLLER, ["munged", "--foreground", "--force", "--num-threads=2", *options])
     deadline = time.monotonic() + PATIENCE
     while not (place.munge / "socket").is_socket():
         if time.monotonic() > deadline:
-            raise Refusal(f"munged did not start: {_last_words(place, 'munged')}")
+            raise Refusal(f"munged did not start: {hosts.last_words(place, 'munged')}")
         time.sleep(0.01)
-
-
-def _daemon(place: Place, name: str, command: Sequence[str]) -> None:
-    holder = hosts.keeper(place, name)
-    if not holder:
-        raise Refusal(f"{command[0]} cannot start: {name} is off")
-    with open(place.logs / f"{command[0]}-{name}.out", "wb") as log:
-        subprocess.Popen(
-            hosts.enter(holder.pid, "/", command),
-            env=hosts.fresh_environment(place),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
 
 
 def _wait(place: Place, names: Sequence[str]) -> None:
@@ -138,13 +122,6 @@ def _wait(place: Place, names: Sequence[str]) -> None:
             return
         if time.monotonic() > deadline:
             seen = ", ".join(f"{name} {states.get(name, 'unknown')}" for name in missing)
-            words = _last_words(place, f"slurmd-{missing[0]}" if states else "slurmctld")
+            words = hosts.last_words(place, f"slurmd-{missing[0]}" if states else "slurmctld")
             raise Refusal(f"after {PATIENCE:g} s not all hosts are idle in Slurm ({seen}): {words}")
         time.sleep(0.05)
-
-
-def _last_words(place: Place, daemon: str) -> str:
-    """Return the end of a daemon's log, and where the rest is."""
-    logs = sorted(place.logs.glob(f"{daemon}*"))
-    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
-    return " / ".join(lines[-3:] or ["no word"]) + f" (logs: {place.logs})"

@@ -55,6 +55,11 @@ class Place:
         return self.etc / "slurm.conf"
 
     @property
+    def grid_engine(self) -> Path:
+        """Where everything of Grid Engine's is (SGE_ROOT); it does not exist until Grid Engine is started."""
+        return self.root / "sge"
+
+    @property
     def munge(self) -> Path:
         return self.root / "munge"
 

@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import grid_engine
 import hosts
 import links
 import slurm
@@ -40,8 +41,16 @@ def up(place: Place, wanted: int | None) -> None:
     links.settle(place, controller.pid, off)
     sshd.start(place, host_names(existing))
     slurm.start(place, host_names(existing))
+    if place.grid_engine.exists():
+        grid_engine.start(place, host_names(existing))
     if place.hosts() != existing:
         place.finish(existing)
+
+
+def start_grid_engine(place: Place) -> None:
+    """Start Grid Engine, or what of it does not run, on all hosts that are on."""
+    _known(place, CONTROLLER)
+    grid_engine.start(place, [name for name in host_names(place.hosts() or 0) if hosts.keeper(place, name)])
 
 
 def down(place: Place) -> None:

@@ -38,7 +38,7 @@ ENGINE = (
     *("mpirun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy", "srun"),
     *("ssh", "sh"),
 )
-_SLURM = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
+_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "sge_qmaster", "sge_execd")
 _RANK_0 = (b"OMPI_COMM_WORLD_RANK=0", b"PMI_RANK=0", b"SLURM_PROCID=0")
 
 
@@ -107,14 +107,14 @@ class Bed:
         wait_until(lambda: not any(processes.inspect(pid) for pid in daemons), f"end of slurmd on {host}")
 
     def job_processes(self) -> list[Process]:
-        """All processes on all hosts that are neither the testbed's, nor a daemon of Slurm's or OpenSSH's."""
+        """All processes on all hosts that are neither the testbed's, nor a daemon of a scheduler or of OpenSSH."""
         keepers = [hosts.keeper(Place(self.root), host) for host in (CONTROLLER, *self.hosts)]
         networks = {keeper.network for keeper in keepers if keeper}
         own = {keeper.pid for keeper in keepers if keeper}
         found = (process for process in processes.scan() if process.network in networks and process.pid not in own)
         found = (process for process in found if not sshd.is_server(process))
         # "slurmstepd: [1.0]", ": slurmscriptd"
-        return [process for process in found if process.command.strip(": ").partition(":")[0] not in _SLURM]
+        return [process for process in found if process.command.strip(": ").partition(":")[0] not in _DAEMONS]
 
     @contextmanager
     def typed(self, host: str, *words: str, directory: Path, env: Mapping[str, str] | None = None) -> Iterator[Job]:
@@ -197,11 +197,11 @@ class Job(harness.Job):
             for found in self.bed.job_processes()
             if found.argv[:3] == (sys.executable, "-m", "jaxrun") and words in found.argv and _may_lead(found)
         ]
-        return next(pid for pid in own if _parent(pid) not in own)  # the other is its guard
+        return next(pid for pid in own if parent_of(pid) not in own)  # the other is its guard
 
     def agent(self, rank: int) -> int:
         """The process that started the worker of this rank."""
-        return next(_parent(pid) for pid in self.workers() if _has(pid, f"JAXRUN_RANK={rank}".encode()))
+        return next(parent_of(pid) for pid in self.workers() if _has(pid, f"JAXRUN_RANK={rank}".encode()))
 
     def result(self, timeout: float = TIME_LIMIT) -> Result:
         """Once it has ended, or with 0 as it is now, with the exit status -1 while it runs."""
@@ -274,7 +274,7 @@ def _ran(pid: int, word: bytes) -> bool:
     return False
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0

@@ -45,6 +45,18 @@ def bed(machine: None) -> Iterator[cluster_fixture.Bed]:
         yield bed
 
 
+@pytest.fixture(scope="session")
+def cell(bed: cluster_fixture.Bed) -> cluster_fixture.Bed:
+    """The testbed with a running Grid Engine."""
+    missing = requirements.missing_packages(
+        lambda command: shutil.which(command, path=SYSTEM_PATH), requirements.GRID_ENGINE_PACKAGES
+    )
+    if missing:
+        pytest.skip(f"Grid Engine needs {', '.join(missing)}: run scripts/testbed install")
+    bed.run("grid-engine")
+    return bed
+
+
 @pytest.fixture
 def mended(bed: cluster_fixture.Bed) -> Iterator[None]:
     """Whatever becomes of the hosts, they are on and linked afterwards."""

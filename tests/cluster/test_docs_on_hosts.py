@@ -29,7 +29,11 @@ def test_the_pages_show_every_way_to_a_cluster() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_the_command_prints_what_the_page_shows(bed: Bed, tmp_path: Path, example: Example) -> None:
+def test_the_command_prints_what_the_page_shows(
+    request: pytest.FixtureRequest, bed: Bed, tmp_path: Path, example: Example
+) -> None:
+    if "--backend sge" in example.command:
+        request.getfixturevalue("cell")
     if "mpirun" in example.command and (reason := OPEN_MPI_5.missing()):
         pytest.skip(reason)
     for name, text in files(FIRST_PAGE.read_text()).items():

@@ -238,7 +238,7 @@ def test_frontends_that_the_launcher_starts_as_processes_stand_in_one_table() ->
         floor = module.partition(".")[2].partition(".")[0]
         if floor in _ORDER[2:]:
             named |= {(module, name) for name in _named_modules(path) if re.fullmatch(_ABOVE, name)}
-    batch_script = ("jaxrun.spec.backends.sbatch", "jaxrun")  # it runs the launcher itself
+    batch_script = ("jaxrun.spec.backends.batch_script", "jaxrun")  # it runs the launcher itself
     sidecars = {("jaxrun.controller.supervisor.sidecars", one.module) for one in SIDECARS.values()}
     assert named == {batch_script, *sidecars}
     runnable = {module.removesuffix(".__main__") for module in _MODULES if module.endswith("__main__")}

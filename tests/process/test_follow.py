@@ -10,6 +10,7 @@ import pytest
 from harness import TIME_LIMIT
 
 from jaxrun.errors import UnavailableError
+from jaxrun.spec.backends.sbatch import SLURM
 from jaxrun.spec.backends.slurm_job import JobState, parse_job_state
 from jaxrun.spec.backends.submit import submit_and_follow
 
@@ -36,8 +37,9 @@ SHOWN = """JobId=80 JobName=x JobState=FAILED ExitCode=9:9
 FOLLOW = """
 import os, sys
 from pathlib import Path
+from jaxrun.spec.backends.sbatch import SLURM
 from jaxrun.spec.backends.submit import submit_and_follow
-sys.exit(submit_and_follow("# Written by jaxrun.", Path(sys.argv[1]), os.environ))
+sys.exit(submit_and_follow(SLURM, "# Written by jaxrun.", Path(sys.argv[1]), os.environ))
 """
 
 
@@ -126,7 +128,7 @@ def test_output_is_passed_on_byte_by_byte_and_the_end_is_the_jobs(cluster, capfd
     cluster.states(shown("RUNNING", output=cluster.output), shown("FAILED", code="7:0", output=cluster.output))
     cluster.when(1, r"printf 'one\n\377\0' > jaxrun-80.out")
     cluster.when(2, r"printf 'two, no end' >> jaxrun-80.out")
-    assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", {**cluster.environ, "SBATCH_OUTPUT": "y"}) == 7
+    assert submit_and_follow(SLURM, SCRIPT, cluster.folder / "job.sh", {**cluster.environ, "SBATCH_OUTPUT": "y"}) == 7
     out, err = capfdbinary.readouterr()
     assert out == b"one\n\xff\0two, no end"
     assert re.fullmatch(
@@ -144,7 +146,7 @@ def test_a_job_that_starts_again_is_followed_further(cluster, capfd):
         shown("PENDING", reason="BeginTime", restarts=1, output=cluster.output),
         shown("CANCELLED", restarts=1, output=cluster.output),
     )
-    assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 143
+    assert submit_and_follow(SLURM, SCRIPT, cluster.folder / "job.sh", cluster.environ) == 143
     err = capfd.readouterr().err
     assert "Slurm starts job 80 again (restart 1)" in err
     assert err.endswith(f"job 80 ended as CANCELLED; output: {cluster.output}\n")
@@ -156,7 +158,7 @@ def test_a_controller_that_does_not_answer_is_waited_for(cluster, capfd, monkeyp
     cluster.states("", "", shown("COMPLETED", output=cluster.output))
     for number in (1, 2):
         cluster.when(number, 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1')
-    assert submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
+    assert submit_and_follow(SLURM, SCRIPT, cluster.folder / "job.sh", cluster.environ) == 0
     assert "Slurm does not answer; job 80 is not affected" in capfd.readouterr().err
 
 
@@ -181,7 +183,7 @@ def test_a_refusal_is_shown_in_sbatchs_own_words_and_the_script_is_kept(cluster)
     cluster.program("sbatch", 'echo "sbatch: error: invalid partition specified: nope" >&2; exit 1')
     path = cluster.folder / "my job.sh"
     with pytest.raises(UnavailableError) as caught:
-        submit_and_follow(SCRIPT, path, cluster.environ)
+        submit_and_follow(SLURM, SCRIPT, path, cluster.environ)
     assert "sbatch: error: invalid partition specified: nope" in str(caught.value)
     assert f"the script is kept: sbatch '{path}'" in str(caught.value)
     assert (caught.value.exit_code, path.read_text()) == (69, SCRIPT)
@@ -189,11 +191,11 @@ def test_a_refusal_is_shown_in_sbatchs_own_words_and_the_script_is_kept(cluster)
 
 def test_without_sbatch_the_script_is_kept(tmp_path):
     with pytest.raises(UnavailableError, match="needs sbatch, which is not on PATH; the script is kept"):
-        submit_and_follow(SCRIPT, tmp_path / "job.sh", {"PATH": str(tmp_path)})
+        submit_and_follow(SLURM, SCRIPT, tmp_path / "job.sh", {"PATH": str(tmp_path)})
     assert (tmp_path / "job.sh").read_text() == SCRIPT
 
 
 def test_a_job_that_slurm_has_forgotten_has_no_known_end(cluster):
     cluster.program("scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     with pytest.raises(UnavailableError, match="Slurm has forgotten job 80, so nobody knows how it ended"):
-        submit_and_follow(SCRIPT, cluster.folder / "job.sh", cluster.environ)
+        submit_and_follow(SLURM, SCRIPT, cluster.folder / "job.sh", cluster.environ)

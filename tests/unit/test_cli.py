@@ -227,7 +227,10 @@ def test_torchruns_processes_per_node_count_for_each_host():
         (["--", "-m", "train"], "a program cannot be called '-m'"),
         (["explain"], "no job has left its run directory here: there is no jaxrun-runs in"),
         (["explain", "gone"], "jaxrun: RUN_DIR: directory 'gone' does not exist"),
-        (["--backend", "slurm", "-H", "h1", "train.py"], "-H/--host is for --backend mpirun or --backend ssh, not"),
+        (
+            ["--backend", "slurm", "-H", "h1", "train.py"],
+            "-H/--host is for --backend mpirun, --backend ssh, --backend",
+        ),
         (["--backend", "mpirun", "--partition", "p", "train.py"], "--partition is for --backend slurm"),
         (["--backend", "slurm", "--simulate-hosts", "2", "train.py"], "--simulate-hosts is for --backend local"),
         (["--backend", "mpirun", "-H", "h1", "--hostfile", "x", "train.py"], "--host h1 and --hostfile x contradict"),

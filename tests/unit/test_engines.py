@@ -13,7 +13,12 @@ from jaxrun.spec.job.job import Job
 from jaxrun_runtime.children import CLUSTER_VARIABLES
 
 # Variables that show that a process is in a job of a scheduler, which may be no rank.
-_OF_SCHEDULERS = {"slurm": {"SLURM_JOB_ID"}, "lsf": {"LSB_MCPU_HOSTS"}}
+_OF_SCHEDULERS = {
+    "slurm": {"SLURM_JOB_ID"},
+    "pbs": {"PBS_NODEFILE"},
+    "sge": {"PE_HOSTFILE"},
+    "lsf": {"LSB_MCPU_HOSTS"},
+}
 EACH = pytest.mark.parametrize("key", ENGINES)
 
 

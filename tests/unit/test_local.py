@@ -256,8 +256,11 @@ def test_in_a_pod_the_hosts_wait_for_ten_minutes_unless_another_time_is_said():
         (["--host-rank", "0", "--hosts", "2", "--head", "no..where:7"], "'no..where' in 'no..where:7' is not a host"),
         (["--host-rank", "1", "--hosts", "2", "--rendezvous", "gone"], "--rendezvous gone is not a directory"),
         (["--host-rank", "0", "--hosts", "2", "--backend", "slurm"], "--host-rank is for hosts without --backend"),
-        (["--host-rank", "0", "--hosts", "2", "-H", "h1"], "--backend mpirun or --backend ssh, not for --host-rank"),
-        (["--hosts", "2"], "--backend slurm, --backend kubernetes or --host-rank on each"),
+        (
+            ["--host-rank", "0", "--hosts", "2", "-H", "h1"],
+            "--backend pbs or --backend sge, not for --host-rank",
+        ),
+        (["--hosts", "2"], "--backend sge, --backend kubernetes or --host-rank on each"),
         (["--rendezvous", "."], "--rendezvous is for --host-rank on each host, not for --backend local"),
     ],
 )

@@ -230,9 +230,9 @@ def test_a_new_engine_is_one_file_and_one_row(jsm, tmp_path, monkeypatch, capsys
     assert detect_rank_info({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4"}) == RankInfo("jsm", 1, 4)
     options = {parameter.name: parameter for parameter in parameters()}
     choices = options["backend"].declared.kind.choices
-    assert options["backend"].metavar == "local|mpirun|ssh|slurm|kubernetes|jsm" and "jsm" in choices
+    assert options["backend"].metavar == "local|mpirun|ssh|slurm|pbs|sge|kubernetes|jsm" and "jsm" in choices
     assert options["hosts"].help.startswith(
-        "How many hosts to run on, with mpirun, ssh, slurm, kubernetes, jsm or --host-rank"
+        "How many hosts to run on, with mpirun, ssh, slurm, pbs, sge, kubernetes, jsm or --host-rank"
     )
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)

@@ -10,8 +10,8 @@ import pytest
 
 from jaxrun.errors import UsageError
 from jaxrun.spec.backends import sbatch, submit
+from jaxrun.spec.backends.batch_script import parse_time_limit
 from jaxrun.spec.backends.generated_files import MARK
-from jaxrun.spec.backends.slurm_job import parse_time_limit
 from jaxrun.spec.job.job import Job
 
 HERE = "/home/me/my project"
@@ -94,7 +94,7 @@ def test_a_secret_is_passed_on_by_its_name_unless_the_environment_may_not_reach_
     expected = ["--env=HF_TOKEN", "--env=DB", "--env=DEBUG=1", "--env=AWS_SECRET", "--env-file=more.env"]
     assert command(text)[5:] == [*expected, *program]
     assert "hf_123" not in text and "pw" not in text and "# Set HF_TOKEN in that shell" in text
-    secrets = sbatch.find_secrets(Job(program=program, backend="slurm", assignments=given))
+    secrets = sbatch.SLURM.find_secrets(Job(program=program, backend="slurm", assignments=given))
     assert secrets == {"HF_TOKEN": "hf_123", "DB": "postgres://me:pw@h1/x"}
     text = make(assignments=given, slurm_args=("--export=NONE",))
     assert "--env=HF_TOKEN=hf_123" in command(text) and "# Set" not in text
@@ -173,9 +173,9 @@ def test_neither_variables_nor_the_allocation_of_this_shell_override_what_the_sc
     theirs = {"SBATCH_OUTPUT": "y", "SBATCH_TIMELIMIT": "9", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "1-9"}
     inside = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS": "9", "SLURM_TRES_PER_TASK": "cpu=8"}
     ours = {"SBATCH_ACCOUNT": "me", "SLURM_CONF": "/c", "SLURM_CLUSTERS": "a", "SLURMX": "1"}
-    assert submit.submission_env(WRITTEN, {**theirs, **inside, **ours}) == ours
+    assert sbatch.submission_env(WRITTEN, {**theirs, **inside, **ours}) == ours
     outside = {**ours, "SLURM_MPI_TYPE": "pmix"}
-    assert submit.submission_env(WRITTEN, {**theirs, **outside}) == outside
+    assert sbatch.submission_env(WRITTEN, {**theirs, **outside}) == outside
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
@@ -185,7 +185,7 @@ def test_a_script_can_be_run_and_written_again_and_only_its_owner_can_read_it(tm
     path.chmod(0o755)
     before = os.umask(umask)
     try:
-        submit.write_script(path, WRITTEN)
+        submit.write_script(sbatch.SLURM, path, WRITTEN)
     finally:
         os.umask(before)
     assert path.read_text() == WRITTEN and path.stat().st_mode & 0o777 == 0o700
@@ -196,7 +196,7 @@ def test_where_a_foreign_file_is_or_nothing_can_be_written_it_says_so(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("precious")
     with pytest.raises(UsageError, match=r"train\.py exists, and is not a batch script"):
-        submit.write_script(path, WRITTEN)
+        submit.write_script(sbatch.SLURM, path, WRITTEN)
     assert path.read_text() == "precious"
     with pytest.raises(UsageError, match=r"cannot be written to .*nowhere/job\.sh: No such file or directory"):
-        submit.write_script(tmp_path / "nowhere" / "job.sh", WRITTEN)
+        submit.write_script(sbatch.SLURM, tmp_path / "nowhere" / "job.sh", WRITTEN)

@@ -1,6 +1,7 @@
 """The verdict on jobs that did not end by a failure alone: what the head decided, time limits, signals, faults."""
 
 import signal
+import typing
 
 import pytest
 from msgspec.structs import replace
@@ -8,8 +9,15 @@ from outcomes import ABORT, GLOO, RUN_AT, culprit_ranks, decide, end, raised, st
 
 from jaxrun.analysis.diagnosis.job_end import (
     Completed,
+    Diverged,
     EarlyExit,
+    End,
     EndedBySignal,
+    Grown,
+    HostCheckFailed,
+    HostsNotBack,
+    LostAtStart,
+    OutOfStep,
     Preempted,
     RankFailed,
     Refused,
@@ -20,6 +28,40 @@ from jaxrun.analysis.diagnosis.job_end import (
 )
 from jaxrun.analysis.diagnosis.job_outcome import InjectedFault
 from jaxrun.analysis.lockstep.divergence import CallGroup, Divergence
+
+SIGTERM = EndedBySignal(signal.SIGTERM)
+# Each way to end, the exit code, and how the verdict calls it.
+EXITS = (
+    (Completed(), 0, "ok"),
+    (RankFailed(), 1, "failed"),
+    (Refused("x"), 65, "refused"),
+    (Unsupported("x"), 2, "usage"),
+    (Unavailable("x"), 69, "unavailable"),
+    (HostCheckFailed("x", failed={1: "sick"}), 69, "unavailable"),
+    (HostsNotBack("x", ranks=(1,)), 69, "unavailable"),
+    (LostAtStart("x", lost={1: "closed"}), 69, "unavailable"),
+    (TimedOut(where({})), 124, "timeout"),
+    (Stalled(where({})), 124, "stall"),
+    (EarlyExit(where({})), 124, "early-exit"),
+    (Diverged(), 1, "diverged"),
+    (OutOfStep(), 1, "diverged"),
+    (SIGTERM, 143, "interrupted"),
+    (Preempted(signal=SIGTERM), 75, "preempted"),
+    (Grown("h2 is back"), 75, "grown"),
+)
+
+
+@pytest.mark.parametrize(("why", "code", "outcome"), EXITS, ids=lambda value: type(value).__name__)
+def test_each_way_to_end_has_an_exit_code_and_words(why, code, outcome):
+    found = (Divergence("0-3", 4, (CallGroup((0,), "jit(step)"), CallGroup((1, 2, 3), "jit(other)"))),)
+    verdict = decide([end(rank, 9.0, 0, finished=True) for rank in range(4)], why, divergences=found)
+    assert (verdict.exit_code, verdict.outcome, verdict.is_ok) == (code, outcome, code == 0)
+    assert bool(verdict.headline) == (code != 0)
+
+
+def test_no_way_to_end_is_forgotten():
+    assert {type(why) for why, _, _ in EXITS} >= {*typing.get_args(End)}
+
 
 # ---- endings of other kinds
 

@@ -196,7 +196,7 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     invocation: _Invocation = context.obj
     values, note = torchrun.translate(values, environ)
     job = _make_job(context, values, environ)
-    if as_json and (not dry_run or job.sbatch or job.submit or job.backend == KUBERNETES):
+    if as_json and (not dry_run or job.sbatch or job.qsub or job.submit or job.backend == KUBERNETES):
         raise UsageError(
             "--json prints what --dry-run of a job shows; leave it out. To see how a job goes, or went: "
             "jaxrun top --json, jaxrun explain --json"
@@ -209,8 +209,8 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
     _warn_of_misplaced(context, job, source)
     if isolation := describe_isolation(sys.prefix):
         print(f"jaxrun: {isolation}", file=sys.stderr)
-    if job.sbatch or job.submit:
-        return _run_sbatch(job, environ, dry_run=dry_run)
+    if job.sbatch or job.qsub or job.submit:
+        return _run_batch(job, environ, dry_run=dry_run)
     _refuse_task_of_several(context, job, environ)
     job_id = invocation.prestarted.job_id if invocation.prestarted else os.urandom(16).hex()
     job = replace(job, env={**colour_variables(job, environ), **job.env})
@@ -232,9 +232,9 @@ def _run(dry_run: bool, as_json: bool, **values: Any) -> int:
                 click.echo(os.fsencode(f"\nagents: {Roster.of(plan).describe()}"))
         return 0
     if job.requeue:
-        from jaxrun.spec.backends.slurm_job import run_requeued
+        from jaxrun.spec.engines.lookup import scheduler_of
 
-        return run_requeued(environ, lambda: _run_plan(plan, environ, invocation.prestarted))
+        return scheduler_of(job.backend).run_requeued(environ, lambda: _run_plan(plan, environ, invocation.prestarted))
     return _run_plan(plan, environ, invocation.prestarted)
 
 
@@ -280,24 +280,27 @@ def _warn_of_misplaced(context: click.Context, job: Job, source: Path | None) ->
             print(f"jaxrun: {line}", file=sys.stderr)
 
 
-def _run_sbatch(job: Job, environ: Mapping[str, str], *, dry_run: bool) -> int:
-    """Write the batch script of the job, or submit it to Slurm."""
+def _run_batch(job: Job, environ: Mapping[str, str], *, dry_run: bool) -> int:
+    """Write the batch script of the job, or submit it to the scheduler."""
     from pathlib import Path
 
-    from jaxrun.spec.backends import sbatch, submit
+    from jaxrun.spec.backends import submit
+    from jaxrun.spec.engines.lookup import scheduler_of
 
-    path = job.sbatch or Path(f"{job.name}.sbatch")
-    text = sbatch.sbatch_script(job, directory=os.getcwd(), file=str(path))
+    scheduler = scheduler_of(job.backend)
+    path = job.sbatch or job.qsub or Path(f"{job.name}{scheduler.suffix}")
+    text = scheduler.write(job, os.getcwd(), str(path))
     if dry_run:
         click.echo(os.fsencode(text), nl=False)
         return 0
-    secrets = sbatch.find_secrets(job)
+    secrets, command = scheduler.find_secrets(job), scheduler.submit[0]
     if job.submit:
-        return submit.submit_and_follow(text, path, {**environ, **secrets})
-    submit.write_script(path, text)
+        return submit.submit_and_follow(scheduler, text, path, {**environ, **secrets})
+    submit.write_script(scheduler, path, text)
     for name in (name for name, value in secrets.items() if environ.get(name) != value):
-        print(f"jaxrun: {path} does not hold the value of {name}; before sbatch: export {name}=…", file=sys.stderr)
-    print(f"jaxrun: {path} written; hand it to Slurm with: sbatch {shlex.quote(str(path))}", file=sys.stderr)
+        print(f"jaxrun: {path} does not hold the value of {name}; before {command}: export {name}=…", file=sys.stderr)
+    script = shlex.quote(str(path))
+    print(f"jaxrun: {path} written; hand it to {scheduler.title} with: {command} {script}", file=sys.stderr)
     return 0
 
 

@@ -70,6 +70,11 @@ class Verdict(Struct, frozen=True):
     reached: str = ""
 
     @property
+    def is_ok(self) -> bool:
+        """Whether all programs have ended with status 0, by themselves, and the ranks were in step."""
+        return self.outcome == "ok"
+
+    @property
     def log(self) -> str:
         """The file of the run directory to look at first; empty if there is no culprit."""
         if not self.culprits:

@@ -23,7 +23,7 @@ def format_report(
     divergence_left:  the part of verdict.divergence that the screen has not shown yet; None for all of it
     """
     divergence = [*_divergence(verdict, divergence_left)]
-    if verdict.outcome == "ok":
+    if verdict.is_ok:
         done = [terminal.dim(f"jaxrun: {_done(verdict)}")]
         more = (*verdict.details, *divergence, format_sizes(verdict.sizes), *_goodput(verdict))
         return "\n".join([*done, *(terminal.rewrap(line) for line in more if line)])
@@ -39,7 +39,7 @@ def format_report(
 
 def headline_of(verdict: Verdict) -> str:
     """The first line of the report, or the line that says most."""
-    return _done(verdict) if verdict.outcome == "ok" else verdict.headline
+    return _done(verdict) if verdict.is_ok else verdict.headline
 
 
 def _context(verdict: Verdict, run_dir: Path | None) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _divergence(verdict: Verdict, left: str | None) -> Iterator[str]:
         return
     shown = left is not None and left != verdict.divergence
     left = verdict.divergence if left is None else left
-    if verdict.outcome == "ok":
+    if verdict.is_ok:
         step, end = "step (above)" if shown else "step", ":" if left else "."
         yield f"but its ranks were not in {step}, so what they computed together may be wrong{end}"
     elif shown and verdict.outcome != "diverged":  # whose headline says so

@@ -70,6 +70,11 @@ class Interruption(Struct):
     def _workers(self) -> WorkerTable:
         return self._state.workers
 
+    @property
+    def _signum(self) -> int:
+        """The signal that ends the job; 0 if something else does."""
+        return self._state.end.signum if isinstance(self._state.end, EndedBySignal) else 0
+
     def handle(self, event: InterruptionEvent, now: float) -> list[Action]:
         """Handle a signal to the launcher or an agent, or an order of the launcher's parent."""
         match event:
@@ -273,11 +278,6 @@ class Interruption(Struct):
         if self._state.phase not in (JobPhase.TERMINATING, JobPhase.STOPPING) or signum != self._signum:
             return False
         return decided_at is not None and now - decided_at < REPEATED_SIGNAL_S
-
-    @property
-    def _signum(self) -> int:
-        """The signal that ends the job; 0 if something else does."""
-        return self._state.end.signum if isinstance(self._state.end, EndedBySignal) else 0
 
     def on_rank_ended(self, now: float) -> list[Action]:
         """Handle that a rank has ended, or reported that it will, while the job is being interrupted."""

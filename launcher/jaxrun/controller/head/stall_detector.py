@@ -204,8 +204,12 @@ def _made_progress(
     pairs = {rank: (before.get(rank), reply) for rank, reply in after.items() if reply.number}
     if any(_wrote_or_called(*pair) for pair in pairs.values()):
         return True
-    worked = {rank for rank in pairs.keys() & states.keys() if _used_cpu(*pairs[rank], IDLE_CPU_FRACTION * seconds)}
-    worked = {rank for rank in worked if not (polls and _only_polled(*pairs[rank]))}
+    worked = set()
+    for rank in pairs.keys() & states.keys():
+        then, now = pairs[rank]
+        used_cpu = then is not None and now.cpu_seconds - then.cpu_seconds > IDLE_CPU_FRACTION * seconds
+        if used_cpu and not (polls and _only_polled(then, now)):
+            worked.add(rank)
     waiting = {rank for rank, state in states.items() if state.activity in WAITING} - worked
     return any(not waiting or not _may_loop(states[rank], after[rank]) for rank in worked)
 
@@ -217,10 +221,6 @@ def _wrote_or_called(before: RankReply | None, after: RankReply) -> bool:
     if any(after.call_counters) and (before is None or after.call_counters != before.call_counters):
         return True
     return before is not None and after.file_bytes - before.file_bytes >= _MIN_FILE_BYTES
-
-
-def _used_cpu(before: RankReply | None, after: RankReply, idle_s: float) -> bool:
-    return before is not None and after.cpu_seconds - before.cpu_seconds > idle_s
 
 
 def _only_polled(before: RankReply | None, after: RankReply) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from jaxrun.analysis.diagnosis.job_end import Completed, EndedBySignal, Grown, Preempted
+from jaxrun.analysis.diagnosis.job_end import EndedBySignal, Grown, Preempted
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.verdict import verdict_text
 from jaxrun.analysis.verdict.decide import format_divergences, leave_out_told
@@ -171,7 +171,7 @@ def report_verdict(
     directory.close()
     server.end(text)
     left = format_divergences(outcome, but=outcome.shown_divergences)
-    if not (quiet and verdict.outcome == Completed.reason and not verdict.details and not verdict.divergence):
+    if not (quiet and verdict.is_ok and not verdict.details and not verdict.divergence):
         shown = leave_out_told(verdict, outcome)
         output.print_text(verdict_text.format_report(shown, directory.shown_path, output.terminal, left))
     signals.receive()  # the job's own signals have been handled

@@ -203,17 +203,18 @@ def _start_sidecars(plan: Plan, directory: rundir.RunDir, listener: socket.socke
 
 
 def _find_end(plan: Plan, environ: Mapping[str, str], now: float) -> float | None:
-    """Return when Slurm ends the job, if --save-time needs that. Raises UsageError if less time is left."""
+    """Return when a scheduler ends the job, if --save-time needs that. Raises UsageError if less time is left."""
     save_time = plan.job.save_time
     if save_time is None:
         return None
-    from jaxrun.spec.backends.slurm_job import end_of_allocation
+    from jaxrun.spec.engines.lookup import end_of_allocation
 
     ends_at = end_of_allocation(environ, now)
     if ends_at is not None and ends_at - save_time <= now:
         left = max(0.0, ends_at - now)
         raise UsageError(
-            f"--save-time {save_time:g} is more than the {left:.0f} s that Slurm leaves this job; ask for more --time"
+            f"--save-time {save_time:g} is more than the {left:.0f} s that the scheduler leaves this job; ask for more "
+            "--time"
         )
     return ends_at
 

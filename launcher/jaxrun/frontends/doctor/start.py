@@ -18,7 +18,7 @@ _CAN_REACH = "there: jaxrun attach --check HOST:PORT, with the address of the he
 def check_start(seen: Observation) -> Iterator[Finding]:
     """Report the job's own verdict."""
     verdict = seen.verdict
-    if verdict is not None and verdict.outcome == "ok":
+    if verdict is not None and verdict.is_ok:
         by = f", started by {seen.started_by}" if seen.started_by else ""
         joined = f" in {format_seconds(verdict.startup)}" if verdict.startup is not None else ""
         yield ok(f"{plural(len(verdict.hosts), 'process')} joined{joined}{by}")
@@ -55,7 +55,7 @@ def check_slurm(seen: Observation) -> Iterator[Finding]:
     cpus = plural(least, "CPU") if least == most else f"{least} to {most} CPUs"
     gpus = f", {allocation.gpus} GPUs" if allocation.gpus else ""
     text = f"Slurm job {allocation.job_id}: {plural(len(allocation.nodes), 'node')}, {cpus} each{gpus}"
-    if idle and seen.verdict is not None and seen.verdict.outcome == "ok":
+    if idle and seen.verdict is not None and seen.verdict.is_ok:
         advice = f"jaxrun --backend slurm -N {len(allocation.nodes)}"
         yield warning(f"{text}; {', '.join(idle)} would stay idle", advice)
     else:

@@ -48,9 +48,9 @@ class Gang:
 
     processes: how many ranks; None: as many as jaxrun starts without -n
     devices:   GPUs of each rank, or simulated devices on CPU; None: one
-    hosts:     how many simulated hosts on this machine, or real hosts with backend="mpirun", "ssh" or "slurm"
-    backend:   what starts the ranks: "local", "mpirun", "ssh" or "slurm"; if options name hosts (-H h1,h2), "local" is
-               mpirun, or without an mpirun ssh
+    hosts:     how many simulated hosts on this machine, or real hosts with another backend than "local"
+    backend:   what starts the ranks, as --backend: "local", "mpirun", "ssh", "slurm", "pbs", "sge"; if options name
+               hosts (-H h1,h2), "local" is mpirun, or without an mpirun ssh
     platform:  of the devices: "auto", "cpu", "cuda", "rocm" or "tpu"
     env:       variables to set in all ranks
     lockstep:  "off", "record", "fail" or "strict"

@@ -8,6 +8,7 @@
 | __main__        | `python -m jaxrun.node.ssh`: reads the starter's command line                                |
 | starter         | follows all hosts at the same time, and names those that fail                                |
 | started_host    | follows one host, from the connection to the end of its agent                                |
+| remote_shell    | OpenSSH's client, or in its place `qrsh -inherit` of Grid Engine                             |
 | session         | one process of OpenSSH's client                                                              |
 | remote_command  | the line for the login shell, and the message for the interpreter that it starts             |
 | bootstrap       | runs on a host before the agent, and becomes it                                              |

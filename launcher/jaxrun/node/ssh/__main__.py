@@ -1,4 +1,7 @@
-"""`python -m jaxrun.node.ssh OPTIONS HOST=RANKS… -- WORDS`: runs WORDS on each host, by one ssh for each."""
+"""`python -m jaxrun.node.ssh OPTIONS HOST=RANKS… -- WORDS`: runs WORDS on each host, by one ssh for each.
+
+With --qrsh, Grid Engine's `qrsh -inherit` takes the place of ssh, except on the host --here.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from jaxrun.node.ssh.remote_shell import openssh, qrsh
 from jaxrun.node.ssh.started_host import SHELL_S, StartRequest
 from jaxrun.node.ssh.starter import Starter
 from jaxrun.protocol.addresses import parse_addresses
@@ -21,7 +25,9 @@ _ALIVE_S, _ALIVE_COUNT = 5, 3
 def _parse(words: Sequence[str]) -> tuple[dict[str, str], StartRequest]:
     end = list(words).index("--")
     parser = argparse.ArgumentParser(prog="jaxrun.node.ssh", allow_abbrev=False)
-    parser.add_argument("--ssh", required=True)
+    parser.add_argument("--ssh", default="")
+    parser.add_argument("--qrsh", default="")
+    parser.add_argument("--here", default="")
     parser.add_argument("--connect-timeout", type=int, required=True)
     parser.add_argument("--directory", required=True)
     parser.add_argument("--remote-python", action="append", required=True)
@@ -31,21 +37,10 @@ def _parse(words: Sequence[str]) -> tuple[dict[str, str], StartRequest]:
     parser.add_argument("--stages-directory", action="store_true")
     parser.add_argument("hosts", nargs="+")
     given = parser.parse_args(words[:end])
-    options = {
-        "BatchMode": "yes",
-        "ConnectTimeout": given.connect_timeout,
-        "RemoteCommand": "none",  # nor what else the user's configuration does for a person at a terminal
-        "PermitLocalCommand": "no",
-        "ControlMaster": "no",
-        "LogLevel": "INFO",
-        **_tunnel_options(given.tunnel),
-    }
     tunnels = _tunnels(os.environ) if given.tunnel != TUNNEL_OFF else {}
-    forwards = [word for target in tunnels for word in ("-R", f"127.0.0.1:0:{target}")]
-    ssh = (given.ssh, "-T", "-x", *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))
     names = forwarded_variables(os.environ, {})
     request = StartRequest(
-        ssh=(*ssh, *forwards, "--"),
+        shell=qrsh(given.qrsh, given.here) if given.qrsh else openssh(_ssh_words(given, tunnels)),
         pythons=tuple(given.remote_python),
         directory=given.directory,
         words=tuple(words[end + 1 :]),
@@ -58,6 +53,22 @@ def _parse(words: Sequence[str]) -> tuple[dict[str, str], StartRequest]:
         stages_directory=given.stages_directory,
     )
     return dict(word.split("=", 1) for word in given.hosts), request
+
+
+def _ssh_words(given: argparse.Namespace, tunnels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the words of ssh, up to the name of the host."""
+    options = {
+        "BatchMode": "yes",
+        "ConnectTimeout": given.connect_timeout,
+        "RemoteCommand": "none",  # nor what else the user's configuration does for a person at a terminal
+        "PermitLocalCommand": "no",
+        "ControlMaster": "no",
+        "LogLevel": "INFO",
+        **_tunnel_options(given.tunnel),
+    }
+    forwards = [word for target in tunnels for word in ("-R", f"127.0.0.1:0:{target}")]
+    ssh = (given.ssh, "-T", "-x", *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))
+    return (*ssh, *forwards, "--")
 
 
 def _tunnel_options(mode: str) -> dict[str, object]:

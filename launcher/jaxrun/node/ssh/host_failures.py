@@ -1,4 +1,4 @@
-"""Why hosts cannot be used by ssh, in ssh's own words where it has some, and what to type. Pure."""
+"""Why hosts cannot be used by ssh or qrsh, in their own words where they have some, and what to type. Pure."""
 
 from __future__ import annotations
 
@@ -53,6 +53,16 @@ def ssh_failed(host: str, said: str) -> HostFailure:
     if _CHANGED.search(said):
         words = "remote host identification has changed; " + words.rpartition("\n")[2]
     return HostFailure(words, advice.format(host=host))
+
+
+def qrsh_failed(said: str) -> HostFailure | None:
+    """Grid Engine's qrsh could not begin; None if what it has written, `said`, is not its own."""
+    if not re.search(r"(?m)^error: ", said):
+        return None
+    return HostFailure(
+        last_words(said),
+        "the parallel environment must have control_slaves TRUE: qconf -sp NAME, by the name in $PE; or --backend ssh",
+    )
 
 
 def no_interpreter(python: str, status: int, said: str, *, carries: bool) -> HostFailure:
@@ -120,13 +130,13 @@ def last_words(said: str) -> str:
     return "\n".join(line.removeprefix("jaxrun: ") for line in lines[-_MAX_WORDS:])
 
 
-def describe_failures(failures: Mapping[str, HostFailure], hosts: int) -> str:
+def describe_failures(failures: Mapping[str, HostFailure], hosts: int, shell: str = "ssh") -> str:
     """Name all hosts that cannot be used; those for the same reason together."""
     groups: dict[HostFailure, list[str]] = {}
     for host, failure in failures.items():
         groups.setdefault(failure, []).append(host)
     lines = [f"{', '.join(names)}: {_indent(failure)}" for failure, names in groups.items()]
-    head = "" if len(failures) == hosts == 1 else f"{_count(len(failures), hosts)} cannot be used by ssh\n"
+    head = "" if len(failures) == hosts == 1 else f"{_count(len(failures), hosts)} cannot be used by {shell}\n"
     return head + "\n".join(lines)
 
 

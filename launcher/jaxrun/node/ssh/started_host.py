@@ -21,9 +21,9 @@ from jaxrun.node.ssh.host_failures import (
     cannot_start,
     check_python,
     no_interpreter,
-    ssh_failed,
 )
 from jaxrun.node.ssh.remote_command import HostStart, remote_command, start_message
+from jaxrun.node.ssh.remote_shell import RemoteShell
 from jaxrun.node.ssh.session import SshSession
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.hidden_fields import HidesFields
@@ -41,7 +41,6 @@ from jaxrun.text import parse_ranks
 
 SHELL_S = 20.0  # for a login shell to begin the interpreter, once ssh must have connected
 READ_BYTES = 65536
-_SSH_FAILED = 255
 _FIRST_NUDGE_S, _NUDGE_S = 2.0, 1.0  # until an empty line is sent to a start-up file that may wait for one
 # What ssh says of a port that the other side has chosen: the port, and to where it leads.
 _ALLOCATED = re.compile(r"Allocated port (\d+) for remote forward to (\S+)")
@@ -60,7 +59,7 @@ class StartStep(Enum):
 class StartRequest(HidesFields, frozen=True):
     """What the starter runs, and how.
 
-    ssh:       the words of ssh, up to the name of the host
+    shell:     how to reach the hosts
     pythons:   the paths of the interpreter on the hosts; the first that is there is taken
     words:     what is run there; those that are this interpreter's path become `python`
     limit_s:   until a host that has not begun `python` has failed
@@ -73,7 +72,7 @@ class StartRequest(HidesFields, frozen=True):
 
     hidden = frozenset({"env"})
 
-    ssh: tuple[str, ...]
+    shell: RemoteShell
     pythons: tuple[str, ...]
     directory: str
     words: tuple[str, ...]
@@ -110,7 +109,7 @@ class StartedHost:
         self._out = ""  # of standard output, the line that is not complete
         self._nudge_at = began + _FIRST_NUDGE_S
         self._give_up_at = began + request.limit_s
-        self.session = SshSession((*request.ssh, name, remote_command(request.pythons, self._mark)))
+        self.session = SshSession(request.shell.command(name, remote_command(request.pythons, self._mark)))
 
     @property
     def is_decided(self) -> bool:
@@ -153,19 +152,20 @@ class StartedHost:
             return now + SHELL_S
         if now >= self._give_up_at:
             text = f"nothing has run {self._request.python} within {self._request.limit_s:g} s"
-            self.fail(HostFailure(text, f"ssh {self.name} true: does a start-up file of its shell wait?"))
+            trial = f"{self._request.shell.trial} {self.name} true"
+            self.fail(HostFailure(text, f"{trial}: does a start-up file of its shell wait?"))
         elif now >= self._nudge_at:
             self._nudge_at = now + _NUDGE_S
             self.session.send(b"\n")
         return min(self._nudge_at, self._give_up_at)
 
     def on_end(self, status: int) -> None:
-        """Its ssh has ended, with this status."""
+        """Its ssh or qrsh has ended, with this status."""
         before, self.step, self.status = self.step, StartStep.ENDED, status
         if self.failure is not None:
             return
         if before is StartStep.CONNECTING:
-            failed = ssh_failed(self.name, self._said) if status == _SSH_FAILED else None
+            failed = self._request.shell.failure(self.name, status, self._said)
             self.failure = failed or no_interpreter(
                 self._request.python, status, self._said, carries=self._request.carries
             )

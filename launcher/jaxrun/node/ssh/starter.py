@@ -126,6 +126,8 @@ class Starter:
         if at_once or len(failed) == len(self._hosts) or time.monotonic() >= self._report_at:
             self._has_reported = True
             words = describe_failures(
-                {host.name: host.failure for host in failed if host.failure is not None}, len(self._hosts)
+                {host.name: host.failure for host in failed if host.failure is not None},
+                len(self._hosts),
+                self._request.shell.title,
             )
             write_output(2, f"{words}\n{format_failed_agents([host.agent for host in failed])}\n")

@@ -76,7 +76,7 @@ class RecordedJob(Struct, frozen=True):
         """How it went, in a few words."""
         if self.verdict is not None:
             restarts = f" after {plural(len(self.verdict.earlier), 'restart')}" if self.verdict.earlier else ""
-            ended = "done" if self.verdict.outcome == "ok" else f"{self.verdict.outcome}, exit {self.verdict.exit_code}"
+            ended = "done" if self.verdict.is_ok else f"{self.verdict.outcome}, exit {self.verdict.exit_code}"
             return f"{ended}{restarts}"
         if self.running is None:
             return f"running, or killed, on {self.host}"
@@ -87,7 +87,7 @@ class RecordedJob(Struct, frozen=True):
     @property
     def why(self) -> str:
         """What happened, in one line; empty if all went well, and while it runs."""
-        if self.verdict is None or self.verdict.outcome == "ok":
+        if self.verdict is None or self.verdict.is_ok:
             return ""
         return in_one_line(self.verdict.headline)
 

@@ -6,7 +6,6 @@ run directory, which it finds by the job's number, because that stays the same.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from jaxrun.errors import (
     UnavailableError,
     UsageError,
 )
+from jaxrun.spec.backends.batch_script import BatchPhase, BatchState, parse_time_limit, run_command
 from jaxrun.terminal import print_notice
 
 _UNFINISHED_STATES = {
@@ -38,7 +38,6 @@ _EXIT_STATUS_BY_STATE = {
     "PREEMPTED": EXIT_PREEMPTED,
     "TIMEOUT": EXIT_TIMEOUT,
 }
-_QUERY_TIMEOUT_S = 30.0
 
 
 class JobState(Struct, frozen=True):
@@ -67,6 +66,20 @@ class JobState(Struct, frozen=True):
         """The exit status of a command that represents the job."""
         code = EXIT_SIGNAL_BASE + self.exit_signal if self.exit_signal else self.exit_code
         return _EXIT_STATUS_BY_STATE.get(self.state, code)
+
+    @property
+    def batch_state(self) -> BatchState:
+        phases = {"PENDING": BatchPhase.PENDING, "RUNNING": BatchPhase.RUNNING}
+        return BatchState(
+            phase=BatchPhase.OVER if self.is_over else phases.get(self.state, BatchPhase.BETWEEN),
+            name=self.state,
+            reason=self.reason,
+            nodes=self.nodes,
+            output=self.output,
+            restarts=self.restarts,
+            exit_status=self.exit_status,
+            is_plain=self.state in ("COMPLETED", "FAILED"),
+        )
 
 
 def parse_job_state(text: str) -> JobState | None:
@@ -97,10 +110,16 @@ def query_job_state(job: str, environ: Mapping[str, str]) -> JobState | None:
 
     Raises UnavailableError if it does not know the job.
     """
-    done = _ask(["scontrol", "show", "job", job], environ)
+    done = run_command(["scontrol", "show", "job", job], environ)
     if done is not None and "Invalid job id" in done.stderr:
         raise UnavailableError(f"Slurm does not know job {job}")
     return parse_job_state(done.stdout) if done is not None and done.returncode == 0 else None
+
+
+def query_batch_state(job: str, environ: Mapping[str, str]) -> BatchState | None:
+    """Ask for the state of `job` as all schedulers have it. Raises UnavailableError as `query_job_state` does."""
+    state = query_job_state(job, environ)
+    return state.batch_state if state is not None else None
 
 
 def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
@@ -109,35 +128,9 @@ def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
     if told.isdecimal():
         return float(told)
     number = environ.get("SLURM_JOB_ID", "")
-    done = _ask(["squeue", "--noheader", f"--jobs={number}", "--format=%L"], environ) if number else None
+    done = run_command(["squeue", "--noheader", f"--jobs={number}", "--format=%L"], environ) if number else None
     left = parse_time_limit(done.stdout.strip()) if done is not None else None
     return now + left if left is not None else None
-
-
-def parse_time_limit(limit: str) -> int | None:
-    """Return the seconds in "90", "90:00", "1:30:00", "1-12" or "1-12:30:00", as Slurm reads them; None for others."""
-    match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?", limit)
-    if match is None:
-        return None
-    days, first, second, third = (int(part) if part else 0 for part in match.groups())
-    if match[1] or match[4]:
-        return ((days * 24 + first) * 60 + second) * 60 + third
-    return first * 60 + second
-
-
-def _ask(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
-    """Run a command of Slurm; None if it does not exist, or does not answer."""
-    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-        return subprocess.run(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_QUERY_TIMEOUT_S,
-        )
-    return None
 
 
 # ---- --requeue

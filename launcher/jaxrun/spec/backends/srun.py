@@ -20,8 +20,9 @@ from msgspec.structs import replace
 
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.settings import STDIN_RANK_0
+from jaxrun.spec.backends.batch_script import has_option
 from jaxrun.spec.backends.remote_plan import count_without_spares, leave_out, plan_remote
-from jaxrun.spec.backends.sbatch import check_slurm_args, has_option, sbatch_options
+from jaxrun.spec.backends.sbatch import check_slurm_args, sbatch_options
 from jaxrun.spec.backends.slurm_allocation import Allocation, read_allocation, spread_tasks, without_nodes
 from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.job import Job

@@ -20,7 +20,8 @@ class Row(Struct, frozen=True):
     kept:     beginnings of variables that belong to one of its processes, and must not reach others on other hosts
     options:  groups of options (Option.needs) that --backend supports for it; None if it is no choice of --backend
     plan:     the module with its `plan(job, environ, job_id) -> Plan`, if that is not in the engine's own file, which
-              agents import if it has `ranks`. The `plan` of a backend with spare hosts also takes a Placement
+              agents import if it has `marks`. The `plan` of a backend with spare hosts also takes a Placement
+    scheduler: "module:NAME" of the Scheduler that runs batch scripts (backends/batch_script.py); empty if it runs none
     """
 
     where: str
@@ -29,6 +30,7 @@ class Row(Struct, frozen=True):
     kept: tuple[str, ...] = ()
     options: tuple[str, ...] | None = None
     plan: str = ""
+    scheduler: str = ""
 
     @property
     def module(self) -> str:
@@ -39,6 +41,7 @@ HOST_OPTIONS = ("hosts", "network")
 HOST_LIST = "host list"  # -H and --hostfile
 SPARES = "spares"  # its `plan` can start ranks on given hosts
 _REQUESTS = ("GPUs", "submit")  # requests to a scheduler
+_OF_BATCH = ("submit", "cores", "time limit", "account", "requeue")  # … that runs batch scripts
 _HERE = "jaxrun.spec.engines"
 _OF_HYDRA = ("PMI_", "HYDRA_", "MPI_LOCAL")
 
@@ -63,8 +66,25 @@ ENGINES = {
         f"{_HERE}.slurm:SLURM",
         ("SLURM_PROCID", "SLURM_JOB_ID"),
         kept=("SLURM_",),
-        options=(*HOST_OPTIONS, SPARES, "fewer hosts", "slurm", *_REQUESTS),
+        options=(*HOST_OPTIONS, SPARES, "fewer hosts", "slurm", "GPUs", *_OF_BATCH),
         plan="jaxrun.spec.backends.srun",
+        scheduler="jaxrun.spec.backends.sbatch:SLURM",
+    ),
+    "pbs": Row(
+        f"{_HERE}.pbs:PBS",
+        ("PBS_NODEFILE",),
+        kept=("PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM", "PBS_VNODENUM"),
+        options=(*HOST_OPTIONS, HOST_LIST, "mpirun", "GPUs", "queue", "qsub", *_OF_BATCH),
+        plan="jaxrun.spec.backends.pbs_job",
+        scheduler="jaxrun.spec.backends.pbs_job:PBS",
+    ),
+    "sge": Row(
+        f"{_HERE}.grid_engine:GRID_ENGINE",
+        ("PE_HOSTFILE",),
+        kept=("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "SGE_STD", "JOB_SCRIPT"),
+        options=(*HOST_OPTIONS, HOST_LIST, "queue", "qsub", "parallel environment", *_OF_BATCH),
+        plan="jaxrun.spec.backends.grid_engine_job",
+        scheduler="jaxrun.spec.backends.grid_engine_job:GRID_ENGINE",
     ),
     "lsf": Row(f"{_HERE}.lsf:LSF", ("LSB_MCPU_HOSTS",)),
     "kubeflow-torch": Row(f"{_HERE}.platforms:KUBEFLOW_TORCH", ("PET_NODE_RANK", "PET_NNODES")),
@@ -83,6 +103,6 @@ ENGINES = {
     "kubernetes": Row(
         f"{_HERE}.kubernetes:KUBERNETES",
         ("JOB_COMPLETION_INDEX",),
-        options=(*HOST_OPTIONS, "fewer hosts", "kubernetes", *_REQUESTS),
+        options=(*HOST_OPTIONS, "fewer hosts", "kubernetes", "queue", *_REQUESTS),
     ),
 }

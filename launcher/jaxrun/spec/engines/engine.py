@@ -102,6 +102,14 @@ def read_plain_output(text: str) -> LaunchOutput:
     return LaunchOutput(text.splitlines())
 
 
+def read_starter_output(text: str) -> LaunchOutput:
+    """Read the output of the starter (node/ssh), which says in a line of its own which agents have failed."""
+    from jaxrun.protocol.ssh_start import split_failed_agents
+
+    lines, failed = split_failed_agents(text)
+    return LaunchOutput(lines, frozenset(failed))
+
+
 class Engine(Struct, frozen=True, kw_only=True):
     """A product that starts processes.
 

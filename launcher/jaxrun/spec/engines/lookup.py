@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from jaxrun.errors import ProtocolError
 from jaxrun.spec.engines import ENGINES, Row
 from jaxrun.spec.engines.engine import Engine
+
+if TYPE_CHECKING:
+    from jaxrun.spec.backends.batch_script import Scheduler
 
 
 def engine_of(key: str) -> Engine:
@@ -15,6 +19,20 @@ def engine_of(key: str) -> Engine:
     if key not in ENGINES:
         raise ProtocolError(f"there is no engine {key!r}; known are {', '.join(ENGINES)}")
     return _load(ENGINES[key])
+
+
+def scheduler_of(key: str) -> Scheduler:
+    """Return the scheduler of the engine with this key, which has one."""
+    scheduler: Scheduler = _load_named(ENGINES[key].scheduler)
+    return scheduler
+
+
+def end_of_allocation(environ: Mapping[str, str], now: float) -> float | None:
+    """When a scheduler will end the job of `environ`, in seconds since the epoch; None without a job or a limit."""
+    for key, row in ENGINES.items():
+        if row.scheduler and any(name in environ for name in row.marks):
+            return scheduler_of(key).ends_at(environ, now)
+    return None
 
 
 def all_engines() -> Iterator[Engine]:
@@ -44,6 +62,10 @@ def launch_id(environ: Mapping[str, str]) -> str:
 
 
 def _load(row: Row) -> Engine:
-    module, _, name = row.where.partition(":")
-    engine: Engine = getattr(import_module(module), name)
+    engine: Engine = _load_named(row.where)
     return engine
+
+
+def _load_named(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)

@@ -12,13 +12,14 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from jaxrun.errors import UnavailableError, UsageError
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.ssh_start import split_failed_agents
 from jaxrun.protocol.staging_messages import STAGE_VENV
 from jaxrun.spec.backends.mpi_hosts import named_hosts, place_on_hosts, spare_hosts
 from jaxrun.spec.backends.remote_plan import leave_out, plan_remote
-from jaxrun.spec.engines.engine import Engine, LaunchOutput
+from jaxrun.spec.engines.engine import Engine, read_starter_output
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import AGENT_ARGV, LaunchCommand, Plan
 from jaxrun.spec.job.rank_placement import UNPLACED, Placement
@@ -26,13 +27,8 @@ from jaxrun.spec.job.rank_placement import UNPLACED, Placement
 STARTER = "jaxrun.node.ssh"
 
 
-def _read_output(text: str) -> LaunchOutput:
-    lines, failed = split_failed_agents(text)
-    return LaunchOutput(lines, frozenset(failed))
-
-
 # Each agent is told its ranks.
-SSH = Engine(key="ssh", title="OpenSSH", agents_stay=True, explains_itself=True, read_output=_read_output)
+SSH = Engine(key="ssh", title="OpenSSH", agents_stay=True, explains_itself=True, read_output=read_starter_output)
 
 _LONGEST_CONNECT_S = 15  # until a host that does not answer is given up
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # means itself in every shell
@@ -41,12 +37,28 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # means itself in every sh
 def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = UNPLACED) -> Plan:
     """Plan one agent on each host.
 
-    Raises UsageError without hosts, or if a path cannot be given to their shells, UnavailableError without OpenSSH's
-    client.
+    Raises the exceptions of `plan_starter`, and UnavailableError without OpenSSH's client.
     """
+    return plan_starter(job, environ, job_id, placed, StarterCommand(SSH, "ssh", ("--ssh", find_ssh(environ))))
+
+
+class StarterCommand(Struct, frozen=True):
+    """How the starter reaches the hosts.
+
+    engine, title:  of the LaunchCommand
+    words:          the starter's options that name the remote shell
+    """
+
+    engine: Engine
+    title: str
+    words: tuple[str, ...]
+
+
+def plan_starter(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement, starter: StarterCommand) -> Plan:
+    """Plan one agent on each host. Raises UsageError without hosts, or if a path cannot be given to their shells."""
     named = named_hosts(job)
     if not named:
-        raise UsageError("--backend ssh needs the names of the hosts: -H h1:4,h2:4, or --hostfile FILE")
+        raise UsageError(f"--backend {job.backend} needs the names of the hosts: -H h1:4,h2:4, or --hostfile FILE")
     if job.remote_python and not _PLAIN_PATH.fullmatch(job.remote_python):
         raise UsageError(f"--remote-python {job.remote_python!r} has characters that a shell may change; link to it")
     hosts, spares, left_out = placed.hosts, placed.spares, dict[str, str]()
@@ -56,14 +68,14 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, placed: Placement = 
         hosts, spares = place_on_hosts(job, named, None), spare_hosts(job, named, None)
     ranks_of = _ranks_of_hosts(hosts)
     command = LaunchCommand(
-        engine=SSH,
-        title="ssh",
-        argv=(sys.executable, "-m", STARTER, *_starter_words(job, find_ssh(environ), ranks_of), "--", *AGENT_ARGV),
+        engine=starter.engine,
+        title=starter.title,
+        argv=(sys.executable, "-m", STARTER, *starter.words, *_starter_words(job, ranks_of), "--", *AGENT_ARGV),
         agent_hosts=(*hosts, *spares),
         size=len(hosts),
         agents={AgentId(ranks[0]): tuple(ranks) for ranks in ranks_of.values()}
         | {AgentId(len(hosts) + index): () for index in range(len(spares))},
-        survive_host_loss=True,
+        survive_host_loss=starter.engine.agents_stay,
     )
     return plan_remote(job, environ, job_id, command, hosts, (), spares, left_out)
 
@@ -86,10 +98,10 @@ def _ranks_of_hosts(hosts: Sequence[str]) -> dict[str, list[int]]:
     return ranks_of
 
 
-def _starter_words(job: Job, ssh: str, ranks_of: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+def _starter_words(job: Job, ranks_of: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
     """What the starter is told on its command line, which others can read: no value of a variable, and no secret."""
     connect_s = max(1, min(_LONGEST_CONNECT_S, int(job.init_timeout / 2)))
-    words = ["--ssh", ssh, "--connect-timeout", str(connect_s), "--directory", os.getcwd()]
+    words = ["--connect-timeout", str(connect_s), "--directory", os.getcwd()]
     words += ["--tunnel", job.tunnel]
     carries = carries_environment(job)
     for python in [job.remote_python] if job.remote_python else _own_pythons(anywhere=carries):

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from jaxrun.errors import UsageError
 from jaxrun.protocol.flight_file import LOCKSTEP_STRICT
 from jaxrun.protocol.settings import STDIN_NONE, STDIN_RANK_0
-from jaxrun.spec.backends import BACKENDS, HOSTS, LOCAL, backends_with, understands
+from jaxrun.spec.backends import BACKENDS, HOSTS, KUBERNETES, LOCAL, backends_with, understands
+from jaxrun.spec.job.option_checks import check_kubernetes_name
 from jaxrun.spec.job.option_declaration import Option, options_of
 from jaxrun.spec.job.options import HOSTS_AUTO, JobOptions
 from jaxrun.text import UNKNOWN_HOST, plural
@@ -112,7 +113,8 @@ def _needs(job: JobOptions) -> Iterator[tuple[bool, str]]:
     by_hand, restarts = job.host_rank is not None, job.max_restarts > 0
     again = "needs --max-restarts or --host-check: only then does a job that has lost a host start again"
     replaces = restarts or job.host_check
-    is_handed_over = job.sbatch is not None or job.manifest is not None or job.submit
+    is_written = job.sbatch is not None or job.qsub is not None
+    is_handed_over = is_written or job.manifest is not None or job.submit
     yield by_hand and job.hosts is None, f"--host-rank {job.host_rank} needs --hosts, the number of hosts"
     text = f"--head {job.head} needs --host-rank, the number of this host, from 0"
     yield bool(job.head) and not by_hand, text
@@ -122,10 +124,15 @@ def _needs(job: JobOptions) -> Iterator[tuple[bool, str]]:
     yield bool(job.wait_hosts) and not restarts, text
     text = f"--grow {job.grow or 0:g} needs --min-hosts: without it, a job that has lost a host does not continue"
     yield bool(job.grow) and job.min_hosts is None, text
-    text = "--live is for a job that runs on this terminal, not for one of --sbatch, --manifest or --submit"
+    text = "--live is for a job that runs on this terminal, not for one of --sbatch, --qsub, --manifest or --submit"
     yield job.live and is_handed_over, text
     reads = job.live and job.stdin not in ("", STDIN_NONE)
     yield reads, f"--live and --stdin {job.stdin} both read what you type; give one of them"
+    text = "--submit and --qsub need the parallel environment of the job: --pe NAME (qconf -spl lists the names)"
+    asks = job.submit or job.qsub is not None
+    yield asks and understands(job.backend, _OPTIONS["parallel_environment"][1]) and not job.parallel_environment, text
+    if job.queue and job.backend == KUBERNETES and (wrong := check_kubernetes_name(job.queue)):
+        yield True, f"--queue {wrong}"
     text = "--requeue needs the run directory, in which the job continues; leave out --no-run-dir"
     yield job.requeue and job.no_run_dir, text
 

@@ -23,7 +23,7 @@ SHAPE, START, BY_HAND, MPIRUN, SSH, SLURM, KUBERNETES, OUTPUT, FAILURE, ABOUT = 
     "One command on each host, without MPI or Slurm",
     "mpirun, and hosts by name",
     "ssh",
-    "Slurm",
+    "Slurm, PBS and Grid Engine",
     "Kubernetes",
     "Output",
     "Failure",

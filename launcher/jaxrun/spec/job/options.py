@@ -85,6 +85,8 @@ _mpirun = partial(option, group=MPIRUN, needs="mpirun")
 _host_list = partial(option, group=MPIRUN, needs="host list")
 _ssh = partial(option, group=SSH, needs="ssh")
 _slurm = partial(option, group=SLURM, needs="slurm")
+_batch = partial(option, group=SLURM)
+_qsub = partial(option, group=SLURM, needs="qsub")
 _kubernetes = partial(option, group=KUBERNETES, needs="kubernetes", doctor=False)
 
 
@@ -275,8 +277,12 @@ class JobOptions(WorkerOptions, frozen=True, kw_only=True):
         metavar="NAME",
         needs="network",
     )
-    cpus_per_process: int | None = _slurm(
-        "--cpus-per-process", COUNT, "How many cores to request for each process.", check=at_least(1)
+    cpus_per_process: int | None = _batch(
+        "--cpus-per-process",
+        COUNT,
+        "How many cores, or slots of Grid Engine, to request for each process.",
+        check=at_least(1),
+        needs="cores",
     )
     gpus_per_host: int | None = option(
         "--gpus-per-host",
@@ -287,10 +293,23 @@ class JobOptions(WorkerOptions, frozen=True, kw_only=True):
         needs="GPUs",
     )
     partition: str = _slurm("--partition", TEXT, "The partition to run in.", metavar="NAME")
-    time_limit: str = _slurm(
-        "--time", TEXT, "The time limit of the Slurm job, in Slurm's format: 1:30:00.", metavar="TIME"
+    time_limit: str = _batch(
+        "--time",
+        TEXT,
+        "The time limit of the scheduler's job, in Slurm's format: 1:30:00, or 90 minutes as 90.",
+        metavar="TIME",
+        needs="time limit",
     )
-    account: str = _slurm("--account", TEXT, "The account to charge.", metavar="NAME")
+    account: str = _batch(
+        "--account", TEXT, "The account to charge; the project of Grid Engine.", metavar="NAME", needs="account"
+    )
+    queue: str = _batch(
+        "--queue",
+        TEXT,
+        "The queue to run in; with --backend kubernetes, the queue of Kueue that admits the job. [{backends}]",
+        metavar="NAME",
+        needs="queue",
+    )
     slurm_args: tuple[str, ...] = _slurm(
         "--slurm-args",
         WORDS,
@@ -303,20 +322,39 @@ class JobOptions(WorkerOptions, frozen=True, kw_only=True):
         configurable=False,
         doctor=False,
     )
+    qsub: Path | None = _qsub(
+        "--qsub",
+        FILE,
+        "Write a batch script for qsub that runs this job, and start nothing.",
+        configurable=False,
+        doctor=False,
+    )
+    qsub_args: tuple[str, ...] = _qsub(
+        "--qsub-args", WORDS, "More options for qsub, quoted as in a shell. May be repeated.", doctor=False
+    )
+    parallel_environment: str = _batch(
+        "--pe",
+        TEXT,
+        "The parallel environment of Grid Engine that has the job's slots; qconf -spl lists them.",
+        metavar="NAME",
+        needs="parallel environment",
+        doctor=False,
+    )
     submit: bool = option(
         "--submit",
         FLAG,
-        "Submit the job to Slurm, and follow its output. Ctrl-C stops following, not the job. With --backend "
+        "Submit the job to the scheduler, and follow its output. Ctrl-C stops following, not the job. With --backend "
         "kubernetes: to kubectl.",
         group=SLURM,
         configurable=False,
         doctor=False,
         needs="submit",
     )
-    requeue: bool = _slurm(
+    requeue: bool = _batch(
         "--requeue",
         FLAG,
-        "After a preemption or the time limit, have Slurm start the job again to continue it.",
+        "After a preemption or the time limit, have the scheduler start the job again to continue it.",
+        needs="requeue",
         configurable=False,
         doctor=False,
     )
@@ -334,13 +372,6 @@ class JobOptions(WorkerOptions, frozen=True, kw_only=True):
         configurable=False,
     )
     jobset: bool = _kubernetes("--jobset", FLAG, "Write a JobSet, not an indexed Job.")
-    queue: str = _kubernetes(
-        "--queue",
-        TEXT,
-        "The queue of Kueue that admits the job.",
-        metavar="NAME",
-        check=check_kubernetes_name,
-    )
     namespace: str = _kubernetes(
         "--namespace",
         TEXT,
