@@ -193,7 +193,8 @@ def test_on_cpu_two_ranks_have_one_return_since_they_have_two_orders(simulate):
     assert job.outcome.end.reason == "failed" and job.lines[-1] == f"rank 1 failed; {why}; stopping 1 other"
 
 
-def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another_is_back(simulate):
+@pytest.mark.parametrize("stops", [False, True])
+def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another_is_back(simulate, stops):
     job = simulate(3, keep_survivors=True, returns=9).run()
     everybody = (0, 1, 2)
     for _ in range(2):  # ranks 0 and 1 get both their orders, each of which the death of rank 1 breaks
@@ -209,6 +210,11 @@ def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another
     before = len(job.sent)
     asks(job, 0, 1, about=everybody)
     assert not [1 for _, _, message in job.sent[before:] if isinstance(message, LiveRanks)]
+    if stops:  # then nobody comes back
+        job.handle(*(StopPolled(rank) for rank in (0, 1))).interrupt(signal.SIGTERM)
+        asks(job, 0, about=everybody)
+        assert answer(job) == ((0, 1), {0: 1, 1: 3})
+        return
     start_again(job, 2)
     asks(job, 2, about=everybody)
     assert answer(job) == (everybody, {0: 1, 1: 3, 2: 4})
