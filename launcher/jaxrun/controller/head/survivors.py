@@ -72,15 +72,19 @@ class Survivors:
         workers.add_lost(rank, now)
         self._divergence.remove_rank(rank, now)
         failed, incarnation = workers.outcome(rank, now), workers.incarnation(rank)
-        takes_back = self._takes_back()
-        starts = self._returns.on_loss(rank, now) if takes_back else []
-        restart = self._returns.used if takes_back else 0
+        starts, restart = list[Action](), 0
+        if self._takes_back():
+            starts = self._returns.on_loss(rank, now)
+            restart = self._returns.used
+        else:
+            self._returns.give_up(rank)
         loss = PrintLoss(failed, workers.working, self._state.run_at or now, incarnation, restart, self._returns.most)
         told = Send(workers.working, RanksLost((rank,), {rank: incarnation}))
         return [loss, told, *self._answer_all_but(rank, now), *starts]
 
     def on_done(self, rank: int) -> list[Action]:
         """Let a rank whose program has ended well leave at once: those that need it then see that it is gone."""
+        self._returns.give_up(rank)
         return [Send((rank,), Exit())] if self._are_kept and rank and self._state.workers.working else []
 
     def on_ended(self, rank: int, now: float) -> list[Action]:
