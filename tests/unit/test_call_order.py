@@ -65,6 +65,10 @@ def test_calls_that_are_no_longer_known_may_have_been_batches():
     assert order("xxxxabc", "xxxxabd", 7, start=4) is CallOrder.BATCHES
 
 
+def test_a_rank_that_was_read_on_its_way_into_the_call_may_tell_later():
+    assert order("abc", "ab", 3) is CallOrder.UNREAD and order("", "", 1) is CallOrder.UNREAD
+
+
 def test_other_lines_tell_nothing():
     assert order("ab", "ba", 1, place="train.py:12 main") is CallOrder.UNKNOWN
 

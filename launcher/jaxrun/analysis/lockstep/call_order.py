@@ -24,7 +24,9 @@ def find_call_order(divergence: Divergence, flights: Flights) -> CallOrder:
         return CallOrder.UNKNOWN
     known = [_calls_at(divergence.group, caller, flights[caller.recorded_by]) for caller in callers[:2]]
     differing = {calls.get(divergence.number, "") for calls in known}
-    if len(differing) < 2 or "" in differing:
+    if "" in differing:  # read while a rank was on its way into the call
+        return CallOrder.UNREAD
+    if len(differing) < 2:
         return CallOrder.UNKNOWN
     programs = {program for calls in known for program in calls.values()}
     repeats_one = any(_repeated(calls) & differing for calls in known)
