@@ -117,3 +117,40 @@ def test_a_lost_rank_comes_back_on_its_host(bed: Bed, tmp_path: Path, engine: En
     assert result.code == 0 and result.out.count("whole again") == 3, result
     assert "and it is started again (1 of 2)" in result.err and "rank 2 (h3) is back" in result.err, result
     assert "attempt 1" not in result.err
+
+
+# Steps of both ranks, without end in the first attempt.
+SPARED = """
+import jax, jax.numpy as jnp, numpy as np
+import jaxrun_runtime as jr
+from jax.experimental.multihost_utils import live_devices
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+steps = 0
+while steps < 20 or jr.attempt().number == 1:
+    with live_devices(jax.devices()) as devices:
+        split = NamedSharding(Mesh(np.array(devices), "x"), P("x"))
+        ones = jax.make_array_from_callback((len(devices),), split, lambda at: np.ones(1, np.float32))
+        assert float(jax.jit(jnp.sum)(ones)) == 2
+    steps += 1
+    if steps == 20:
+        print("ready", flush=True)
+print("ends on", jr.host, flush=True)
+"""
+
+
+@pytest.mark.usefixtures("mended")
+def test_after_the_loss_of_a_host_all_start_again_where_a_spare_one_takes_its_place(bed: Bed, tmp_path: Path) -> None:
+    if reason := OPENSSH.missing():
+        pytest.skip(reason)
+    (tmp_path / "spared.py").write_text(SPARED)
+    words = ("--run-dir", str(tmp_path / "run"), "--keep-survivors", "--max-restarts", "1", "--spares", "1")
+    mode = LaunchMode(OPENSSH, LAUNCHED)
+    command = mode.command(HOSTS, *words, "spared.py")
+    with bed.typed(mode.host, *command, directory=tmp_path, env=ssh_env(OPENSSH)) as job:
+        job.wait_for_output("ready", count=2)
+        bed.run("off", HOSTS[1])
+        result = job.result()
+        job.gone()
+    assert result.code == 0 and "rank 1 (h2) failed; its host is lost" in result.err, result
+    assert "ends on h3" in result.out and "is back" not in result.err

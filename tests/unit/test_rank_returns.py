@@ -173,6 +173,31 @@ def test_a_signal_ends_a_rank_that_is_on_its_way_back(job):
     assert (2,) in [ranks for _, ranks in job.kills()] and len(sent(job, Join, 2)) == 1
 
 
+def test_a_rank_that_fails_on_its_way_back_once_rank_0_has_ended_is_said_to_be_lost_once_more_and_not_awaited(job):
+    job.exit(-9, 2)
+    start_again(job, 2)
+    job.done(0).exit(-9, 2)
+    assert len(sent(job, StartAgain, 2)) == 1 and job.lines == [
+        "rank 2 is lost, (0, 1, 3) go on",
+        "rank 2 is lost, (1, 3) go on",
+    ]
+    asks(job, 1, 3)
+    assert answer(job) == ((1, 3), {1: 1, 3: 1})
+    job.done(1, 3).exit(0, 1, 3)
+    job.exit(0, 0)
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == (2,)
+
+
+def test_a_rank_that_ends_well_before_it_is_back_is_not_awaited(job):
+    job.exit(-9, 2)
+    start_again(job, 2)
+    job.done(2).exit(0, 2)
+    assert not job.head._returns.is_any_on_its_way(but=())
+    job.done(0, 1, 3).exit(0, 1, 3)
+    job.exit(0, 0)
+    assert job.outcome.end.reason == "ok"
+
+
 def test_two_ranks_that_die_at_once_both_come_back(job):
     job.handle(WorkerExited(1, -9), WorkerExited(2, -9))
     start_again(job, 1)
@@ -193,7 +218,8 @@ def test_on_cpu_two_ranks_have_one_return_since_they_have_two_orders(simulate):
     assert job.outcome.end.reason == "failed" and job.lines[-1] == f"rank 1 failed; {why}; stopping 1 other"
 
 
-def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another_is_back(simulate):
+@pytest.mark.parametrize("stops", [False, True])
+def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another_is_back(simulate, stops):
     job = simulate(3, keep_survivors=True, returns=9).run()
     everybody = (0, 1, 2)
     for _ in range(2):  # ranks 0 and 1 get both their orders, each of which the death of rank 1 breaks
@@ -209,6 +235,11 @@ def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another
     before = len(job.sent)
     asks(job, 0, 1, about=everybody)
     assert not [1 for _, _, message in job.sent[before:] if isinstance(message, LiveRanks)]
+    if stops:  # then nobody comes back
+        job.handle(*(StopPolled(rank) for rank in (0, 1))).interrupt(signal.SIGTERM)
+        asks(job, 0, about=everybody)
+        assert answer(job) == ((0, 1), {0: 1, 1: 3})
+        return
     start_again(job, 2)
     asks(job, 2, about=everybody)
     assert answer(job) == (everybody, {0: 1, 1: 3, 2: 4})

@@ -74,6 +74,11 @@ class RankReturns:
         self._state.timers.set(Timer.RETURN, now + grace, partial(self._on_late, rank), of=rank)
         return []
 
+    def give_up(self, rank: int) -> None:
+        """Note that the rank will not be back, even if it was on its way."""
+        self._stages.pop(rank, None)
+        self._state.timers.cancel_one(Timer.RETURN, rank)
+
     def on_exited(self, rank: int, now: float) -> list[Action]:
         is_awaited = self._stages.get(rank) is _Stage.ENDING and self._state.phase is JobPhase.RUNNING
         return self._start(rank, now) if is_awaited else []

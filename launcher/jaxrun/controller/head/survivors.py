@@ -72,15 +72,19 @@ class Survivors:
         workers.add_lost(rank, now)
         self._divergence.remove_rank(rank, now)
         failed, incarnation = workers.outcome(rank, now), workers.incarnation(rank)
-        takes_back = self._takes_back()
-        starts = self._returns.on_loss(rank, now) if takes_back else []
-        restart = self._returns.used if takes_back else 0
+        starts, restart = list[Action](), 0
+        if self._takes_back():
+            starts = self._returns.on_loss(rank, now)
+            restart = self._returns.used
+        else:
+            self._returns.give_up(rank)
         loss = PrintLoss(failed, workers.working, self._state.run_at or now, incarnation, restart, self._returns.most)
         told = Send(workers.working, RanksLost((rank,), {rank: incarnation}))
         return [loss, told, *self._answer_all_but(rank, now), *starts]
 
     def on_done(self, rank: int) -> list[Action]:
         """Let a rank whose program has ended well leave at once: those that need it then see that it is gone."""
+        self._returns.give_up(rank)
         return [Send((rank,), Exit())] if self._are_kept and rank and self._state.workers.working else []
 
     def on_ended(self, rank: int, now: float) -> list[Action]:
@@ -116,7 +120,7 @@ class Survivors:
             return []
         is_open = self._state.phase is JobPhase.RUNNING and bool(workers.working_count) and not self._state.stop.reason
         ready = self._returns.ready(waiting) if is_open else ()
-        order = self._choose_order(ranks, ready)
+        order = self._choose_order(ranks, ready, may_wait=is_open)
         if order is None:
             return []
         admitted = [rank for rank in ready if rank in order]
@@ -130,7 +134,7 @@ class Survivors:
         answer = LiveRanks(incarnations, order, _differing_calls(asked), polls)
         return [*back, *([Send(tuple(sorted(order)), answer)] if order else [])]
 
-    def _choose_order(self, ranks: tuple[int, ...], ready: Sequence[int]) -> tuple[int, ...] | None:
+    def _choose_order(self, ranks: tuple[int, ...], ready: Sequence[int], *, may_wait: bool) -> tuple[int, ...] | None:
         """Return which of these ranks live, with those that are ready to come back, in the order of their devices.
 
         None if they cannot be connected in any order, but another rank that is on its way back may make that possible.
@@ -140,8 +144,9 @@ class Survivors:
             incarnations = {rank: self._state.workers.incarnation(rank) for rank in live}
             if (order := self._orders.choose(incarnations, self._state.platform)) is not None:
                 return order
-        # If nobody else comes, a rank that is connected in this order raises SpentOrderError.
-        return None if self._returns.is_any_on_its_way(but=ready) else tuple(sorted(working.union(ready)))
+        if may_wait and self._returns.is_any_on_its_way(but=ready):
+            return None
+        return tuple(sorted(working.union(ready)))  # a rank that is connected in this order raises SpentOrderError
 
 
 def _differing_calls(asked: Sequence[LiveRanksAsked]) -> dict[str, int]:
