@@ -18,7 +18,7 @@ from jaxrun.records.job_file import format_job_file
 from jaxrun.records.rundir.recorded_files import RecordedLauncher
 from jaxrun.spec.backends import ATTACH, BACKENDS, HOSTS, backends_of, understands
 from jaxrun.spec.backends.planning import make_plan
-from jaxrun.spec.engines import ENGINES, HOST_OPTIONS, Row
+from jaxrun.spec.engines import ENGINES, HOST_OPTIONS, EngineRow
 from jaxrun.spec.engines.rank_info import RankInfo, detect_rank_info
 from jaxrun.spec.engines.slurm import SLURM
 from jaxrun.spec.job.combinations import check_options
@@ -206,7 +206,7 @@ def test_more_processes_than_the_machine_can_run_leave_nothing_behind(monkeypatc
 @pytest.fixture
 def jsm(monkeypatch, tmp_path):
     """An engine beside jaxrun's own, by its file and one row in the table; gives the environment of its job."""
-    row = Row("jsm_example:JSM", ("JSM_NAMESPACE_RANK",), options=HOST_OPTIONS)
+    row = EngineRow("jsm_example:JSM", ("JSM_NAMESPACE_RANK",), options=HOST_OPTIONS)
     monkeypatch.setitem(ENGINES, "jsm", row)
     monkeypatch.setitem(BACKENDS, "jsm", backends_of({"jsm": row})["jsm"])
     monkeypatch.syspath_prepend(__file__.rpartition("/")[0])

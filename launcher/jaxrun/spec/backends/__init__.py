@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from jaxrun.spec.engines import ENGINES, HOST_LIST, HOST_OPTIONS, SPARES, Row
+from jaxrun.spec.engines import ENGINES, HOST_LIST, HOST_OPTIONS, SPARES, EngineRow
 from jaxrun.spec.job.option_declaration import Option
 
 
 class Backend(Struct, frozen=True):
     """What --backend names.
 
-    module:   holds its `plan` (engines.Row.plan); imported only when a job uses it; empty for `attach`
+    module:   holds its `plan` (engines.EngineRow.plan); imported only when a job uses it; empty for `attach`
     options:  groups of options (Option.needs) that this backend supports
     """
 
@@ -29,7 +29,7 @@ class Backend(Struct, frozen=True):
 LOCAL, MPIRUN, KUBERNETES = "local", "mpirun", "kubernetes"
 
 
-def backends_of(rows: Mapping[str, Row]) -> dict[str, Backend]:
+def backends_of(rows: Mapping[str, EngineRow]) -> dict[str, Backend]:
     """Return those of these rows that --backend accepts."""
     return {key: Backend(row.plan or row.module, row.options) for key, row in rows.items() if row.options is not None}
 

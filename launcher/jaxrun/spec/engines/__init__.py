@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Row(Struct, frozen=True):
+class EngineRow(Struct, frozen=True):
     """A row of the table.
 
     where:    "module:NAME" of the Engine
@@ -49,20 +49,22 @@ _OF_HYDRA = ("PMI_", "HYDRA_", "MPI_LOCAL")
 # processes may inherit. Slurm stands after all MPIs: mpirun's daemons are tasks of a Slurm step of their own, and the
 # processes that they start inherit that step's numbers. An indexed Job of Kubernetes, which any pod may be, is last.
 ENGINES = {
-    "ssh": Row(f"{_HERE}.ssh:SSH", options=(*HOST_OPTIONS, HOST_LIST, SPARES, "fewer hosts", "ssh")),
-    "by hand": Row(f"{_HERE}.by_hand:BY_HAND"),
-    "open-mpi": Row(
+    "ssh": EngineRow(f"{_HERE}.ssh:SSH", options=(*HOST_OPTIONS, HOST_LIST, SPARES, "fewer hosts", "ssh")),
+    "by hand": EngineRow(f"{_HERE}.by_hand:BY_HAND"),
+    "open-mpi": EngineRow(
         f"{_HERE}.open_mpi:OPEN_MPI",
         ("OMPI_COMM_WORLD_RANK",),
         says=("(Open MPI)", "(OpenRTE)"),
         kept=("OMPI_", "PMIX_", "PRTE_"),
     ),
-    "intel-mpi": Row(f"{_HERE}.intel_mpi:INTEL_MPI", ("PMI_RANK",), says=("Intel(R) MPI Library",), kept=_OF_HYDRA),
-    "mpich": Row(f"{_HERE}.mpich:MPICH", ("PMI_RANK",), says=("HYDRA build details",), kept=_OF_HYDRA),
-    "mvapich": Row(f"{_HERE}.mvapich:MVAPICH", ("MV2_COMM_WORLD_RANK",)),
-    "flux": Row(f"{_HERE}.flux:FLUX", ("FLUX_TASK_RANK",)),
-    "pals": Row(f"{_HERE}.pals:PALS", ("PALS_RANKID",)),
-    "slurm": Row(
+    "intel-mpi": EngineRow(
+        f"{_HERE}.intel_mpi:INTEL_MPI", ("PMI_RANK",), says=("Intel(R) MPI Library",), kept=_OF_HYDRA
+    ),
+    "mpich": EngineRow(f"{_HERE}.mpich:MPICH", ("PMI_RANK",), says=("HYDRA build details",), kept=_OF_HYDRA),
+    "mvapich": EngineRow(f"{_HERE}.mvapich:MVAPICH", ("MV2_COMM_WORLD_RANK",)),
+    "flux": EngineRow(f"{_HERE}.flux:FLUX", ("FLUX_TASK_RANK",)),
+    "pals": EngineRow(f"{_HERE}.pals:PALS", ("PALS_RANKID",)),
+    "slurm": EngineRow(
         f"{_HERE}.slurm:SLURM",
         ("SLURM_PROCID", "SLURM_JOB_ID"),
         kept=("SLURM_",),
@@ -70,7 +72,7 @@ ENGINES = {
         plan="jaxrun.spec.backends.srun",
         scheduler="jaxrun.spec.backends.sbatch:SLURM",
     ),
-    "pbs": Row(
+    "pbs": EngineRow(
         f"{_HERE}.pbs:PBS",
         ("PBS_NODEFILE",),
         kept=("PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM", "PBS_VNODENUM"),
@@ -78,7 +80,7 @@ ENGINES = {
         plan="jaxrun.spec.backends.pbs_job",
         scheduler="jaxrun.spec.backends.pbs_job:PBS",
     ),
-    "sge": Row(
+    "sge": EngineRow(
         f"{_HERE}.grid_engine:GRID_ENGINE",
         ("PE_HOSTFILE",),
         kept=("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "SGE_STD", "JOB_SCRIPT"),
@@ -86,21 +88,21 @@ ENGINES = {
         plan="jaxrun.spec.backends.grid_engine_job",
         scheduler="jaxrun.spec.backends.grid_engine_job:GRID_ENGINE",
     ),
-    "lsf": Row(f"{_HERE}.lsf:LSF", ("LSB_MCPU_HOSTS",)),
-    "kubeflow-torch": Row(f"{_HERE}.platforms:KUBEFLOW_TORCH", ("PET_NODE_RANK", "PET_NNODES")),
-    "xpk-cpu": Row(f"{_HERE}.platforms:XPK_CPU", ("JAX_PROCESS_COUNT", "PROCESSES_IN_JOB")),
-    "kubeflow": Row(f"{_HERE}.platforms:KUBEFLOW", ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")),
-    "axlearn": Row(f"{_HERE}.platforms:AXLEARN", ("PROCESS_ID", "DISTRIBUTED_COORDINATOR")),
-    "leader-worker-set": Row(f"{_HERE}.platforms:LEADER_WORKER_SET", ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
-    "skypilot": Row(f"{_HERE}.platforms:SKYPILOT", ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
-    "dstack": Row(f"{_HERE}.platforms:DSTACK", ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM")),
-    "lepton": Row(f"{_HERE}.platforms:LEPTON", ("LEPTON_JOB_WORKER_INDEX", "LEPTON_JOB_TOTAL_WORKERS")),
-    "sagemaker": Row(f"{_HERE}.platforms:SAGEMAKER", ("SM_HOSTS", "SM_CURRENT_HOST")),
-    "runpod": Row(f"{_HERE}.platforms:RUNPOD", ("PRIMARY_ADDR",)),
-    "xpk-gpu": Row(f"{_HERE}.platforms:XPK_GPU", ("NODE_RANK", "NNODES")),
-    "pytorch": Row(f"{_HERE}.platforms:PYTORCH", ("MASTER_ADDR",)),
-    "volcano": Row(f"{_HERE}.platforms:VOLCANO", ("VC_TASK_INDEX",)),
-    "kubernetes": Row(
+    "lsf": EngineRow(f"{_HERE}.lsf:LSF", ("LSB_MCPU_HOSTS",)),
+    "kubeflow-torch": EngineRow(f"{_HERE}.platforms:KUBEFLOW_TORCH", ("PET_NODE_RANK", "PET_NNODES")),
+    "xpk-cpu": EngineRow(f"{_HERE}.platforms:XPK_CPU", ("JAX_PROCESS_COUNT", "PROCESSES_IN_JOB")),
+    "kubeflow": EngineRow(f"{_HERE}.platforms:KUBEFLOW", ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")),
+    "axlearn": EngineRow(f"{_HERE}.platforms:AXLEARN", ("PROCESS_ID", "DISTRIBUTED_COORDINATOR")),
+    "leader-worker-set": EngineRow(f"{_HERE}.platforms:LEADER_WORKER_SET", ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
+    "skypilot": EngineRow(f"{_HERE}.platforms:SKYPILOT", ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
+    "dstack": EngineRow(f"{_HERE}.platforms:DSTACK", ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM")),
+    "lepton": EngineRow(f"{_HERE}.platforms:LEPTON", ("LEPTON_JOB_WORKER_INDEX", "LEPTON_JOB_TOTAL_WORKERS")),
+    "sagemaker": EngineRow(f"{_HERE}.platforms:SAGEMAKER", ("SM_HOSTS", "SM_CURRENT_HOST")),
+    "runpod": EngineRow(f"{_HERE}.platforms:RUNPOD", ("PRIMARY_ADDR",)),
+    "xpk-gpu": EngineRow(f"{_HERE}.platforms:XPK_GPU", ("NODE_RANK", "NNODES")),
+    "pytorch": EngineRow(f"{_HERE}.platforms:PYTORCH", ("MASTER_ADDR",)),
+    "volcano": EngineRow(f"{_HERE}.platforms:VOLCANO", ("VC_TASK_INDEX",)),
+    "kubernetes": EngineRow(
         f"{_HERE}.kubernetes:KUBERNETES",
         ("JOB_COMPLETION_INDEX",),
         options=(*HOST_OPTIONS, "fewer hosts", "kubernetes", "queue", *_REQUESTS),

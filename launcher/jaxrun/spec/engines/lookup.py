@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jaxrun.errors import ProtocolError
-from jaxrun.spec.engines import ENGINES, Row
+from jaxrun.spec.engines import ENGINES, EngineRow
 from jaxrun.spec.engines.engine import Engine
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def launch_id(environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _load(row: Row) -> Engine:
+def _load(row: EngineRow) -> Engine:
     engine: Engine = _load_named(row.where)
     return engine
 
