@@ -107,7 +107,10 @@ def _run_stages(
             env = replace(env, rank_token=secret.token)
         this_rank.keep(env, os.environ)
         if env.keep_survivors:
+            from jaxrun_runtime import collective_abort
+
             jax_private.enable_recoverability()
+            os.environ.update(collective_abort.variables_for_survivors(os.environ))
         joined = join.join(env, channel, order, key)
         stage = WorkerStage.PROVE
         debugpy_link.DebugpyLink(env, channel)
