@@ -20,7 +20,7 @@ import sys
 sys.path.append({str(HERE)!r})
 from jaxrun.spec import engines
 options = (*engines.HOST_OPTIONS, engines.HOST_LIST)
-engines.ENGINES["each-host"] = engines.Row("each_host_backend:EACH_HOST", options=options)
+engines.ENGINES["each-host"] = engines.EngineRow("each_host_backend:EACH_HOST", options=options)
 from jaxrun.__main__ import entry
 entry()
 """
