@@ -82,7 +82,7 @@ job = Job(program=("p",), backend="slurm", **ast.literal_eval(sys.argv[1]))
 text = sbatch.sbatch_script(job, directory=os.getcwd(), file="job.sh")
 text = re.sub("(?m)^exec .*$", lambda _: "exec " + sys.argv[2], text)
 try:
-    sys.exit(submit_and_follow(text, Path("job.sh"), os.environ))
+    sys.exit(submit_and_follow(sbatch.SLURM, text, Path("job.sh"), os.environ))
 except JaxrunError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
