@@ -83,6 +83,8 @@ def change(place: Place, options: argparse.Namespace) -> None:
     match options.command:
         case "up":
             testbed.up(place, options.hosts)
+        case "grid-engine" if options.end:
+            testbed.end_grid_engine(place)
         case "grid-engine":
             testbed.start_grid_engine(place)
         case "down":
@@ -156,7 +158,8 @@ def _parser(place: Place) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="start it, or what of it does not run")
     up.add_argument("-H", "--hosts", type=_count, help=f"how many, 1 to {MAX_HOSTS} (default: 3, or as it is up)")
-    commands.add_parser("grid-engine", help="start Grid Engine on the hosts, too")
+    scheduler = commands.add_parser("grid-engine", help="start Grid Engine on the hosts, too")
+    scheduler.add_argument("--end", action="store_true", help="end it again, once its jobs are over")
     commands.add_parser("install", help="install the Debian packages that are missing")
     commands.add_parser("down", help="end it, and leave nothing")
     commands.add_parser("status", help="print a table of the hosts")

@@ -7,13 +7,15 @@ of all testbeds share the machine's processes, so each host gets group ids of it
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import hosts
+import processes
 from state import CONTROLLER, Place, Refusal
 
 SLOTS_PER_HOST = 4
@@ -24,6 +26,7 @@ MAX_UNHEARD_S = 10
 GROUPS_PER_HOST = 100
 FIRST_GROUP = 1_000_000
 PATIENCE = 60.0
+_DAEMONS = ("sge_qmaster", "sge_execd")
 QUEUE = "all.q"
 # Parallel environments: how they fill hosts, and whether jobs may start processes on other hosts by qrsh -inherit.
 PARALLEL_ENVIRONMENTS = {
@@ -144,6 +147,23 @@ def start(place: Place, names: Sequence[str]) -> None:
         _set_groups(place, name)
         _start_daemon(place, name, "sge_execd")
     _wait_for_hosts(place, missing)
+
+
+def restart(place: Place, names: Sequence[str]) -> None:
+    """Start all daemons anew: sge_qmaster takes a host that has lost its power for one that is still connected."""
+    _end(place, names, _DAEMONS)
+    start(place, names)
+
+
+def end(place: Place, names: Sequence[str]) -> None:
+    """End Grid Engine, whose jobs are over, on the controller and on these hosts, and delete its files."""
+    _end(place, names, (*_DAEMONS, "sge_shepherd"))
+    shutil.rmtree(place.grid_engine, ignore_errors=True)
+
+
+def _end(place: Place, names: Sequence[str], commands: Collection[str]) -> None:
+    networks = {holder.network for name in (CONTROLLER, *names) if (holder := hosts.keeper(place, name))}
+    processes.end(lambda process: process.network in networks and process.command in commands, "Grid Engine")
 
 
 def _lay_out(place: Place) -> None:

@@ -42,7 +42,7 @@ def up(place: Place, wanted: int | None) -> None:
     sshd.start(place, host_names(existing))
     slurm.start(place, host_names(existing))
     if place.grid_engine.exists():
-        grid_engine.start(place, host_names(existing))
+        (grid_engine.restart if off else grid_engine.start)(place, host_names(existing))
     if place.hosts() != existing:
         place.finish(existing)
 
@@ -51,6 +51,12 @@ def start_grid_engine(place: Place) -> None:
     """Start Grid Engine, or what of it does not run, on all hosts that are on."""
     _known(place, CONTROLLER)
     grid_engine.start(place, [name for name in host_names(place.hosts() or 0) if hosts.keeper(place, name)])
+
+
+def end_grid_engine(place: Place) -> None:
+    """End Grid Engine on all hosts; all else goes on."""
+    _known(place, CONTROLLER)
+    grid_engine.end(place, host_names(place.hosts() or 0))
 
 
 def down(place: Place) -> None:

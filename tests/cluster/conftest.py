@@ -45,16 +45,17 @@ def bed(machine: None) -> Iterator[cluster_fixture.Bed]:
         yield bed
 
 
-@pytest.fixture(scope="session")
-def cell(bed: cluster_fixture.Bed) -> cluster_fixture.Bed:
-    """The testbed with a running Grid Engine."""
+@pytest.fixture(scope="module")
+def cell(bed: cluster_fixture.Bed) -> Iterator[cluster_fixture.Bed]:
+    """The testbed with a running Grid Engine, which the tests of other modules do not have."""
     missing = requirements.missing_packages(
         lambda command: shutil.which(command, path=SYSTEM_PATH), requirements.GRID_ENGINE_PACKAGES
     )
     if missing:
         pytest.skip(f"Grid Engine needs {', '.join(missing)}: run scripts/testbed install")
     bed.run("grid-engine")
-    return bed
+    yield bed
+    bed.run("grid-engine", "--end")
 
 
 @pytest.fixture
