@@ -25,6 +25,12 @@ _KILL_COUNT_FILES = ("memory.events", "memory.oom_control")
 _UNLIMITED_BYTES = 2**60  # version 1 writes a huge number for no limit
 
 
+def boot_id() -> str:
+    """Return what identifies this start of this machine's kernel. Raises OSError."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
 def read_of(pid: int, name: str) -> bytes:
     """Return the content of a file of the process; empty if it has gone, or may not be read."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:

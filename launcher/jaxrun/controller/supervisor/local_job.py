@@ -26,7 +26,6 @@ from jaxrun.node.agent.process_tree import kill_all
 from jaxrun.node.agent.spawn import setup_of_orders
 from jaxrun.node.agent.worker_group import OwnForkServer, WorkerGroup
 from jaxrun.node.forkserver.client import ForkServer
-from jaxrun.protocol.addresses import loopback_address
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import (
     AgentOrder,
@@ -54,11 +53,16 @@ class LocalJob:
 
     listen_addresses = ""  # there is nothing to listen for
 
-    def __init__(self, shared: Supervision, plan: Plan, fork_server: ForkServer | None, staged: Staged | None) -> None:
-        """`fork_server` is the process that imports jax for all workers, if there is one."""
+    def __init__(
+        self, shared: Supervision, plan: Plan, address: str, fork_server: ForkServer | None, staged: Staged | None
+    ) -> None:
+        """`address` is where this machine reaches itself.
+
+        fork_server:  the process that imports jax for all workers, if there is one
+        """
         self._shared = shared
         self._roster = Roster()
-        self._address = loopback_address()
+        self._address = address
         self._workers = LocalWorkers(shared, fork_server, staged)
         self._readiness: Mapping[AgentId, HostReadiness] = {}
         if plan.host_check is not None or (plan.job.max_restarts and plan.device_names):

@@ -87,7 +87,7 @@ def _begin_here(
     plan: Plan, environ: Mapping[str, str], started: float, prestarted: PrestartedServer | None
 ) -> BegunRun:
     """Begin a job whose agents are in this process."""
-    loopback_address()  # if there is none, nothing is created
+    address = loopback_address()  # if there is none, nothing is created
     staged = _stage(plan)
     _check_compile_cache(plan, environ)
     listener = listen_for_metrics(plan.job)
@@ -102,7 +102,7 @@ def _begin_here(
     from jaxrun.node.channel.event_loop import EventLoop
 
     def runner(shared: Supervision) -> AttemptRunner:
-        return LocalJob(shared, plan, fork_server, staged)
+        return LocalJob(shared, plan, address, fork_server, staged)
 
     return BegunRun(plan, directory, JobHistory(started, started), guard, EventLoop(Clock()), held, runner)
 

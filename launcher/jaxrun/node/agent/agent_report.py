@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrun.files.own_files import open_own_directory
+from jaxrun.files.procfs import boot_id
 from jaxrun.node.agent.fabric_probe import collect_fabric_facts
 from jaxrun.protocol.addresses import LOOPBACK
 from jaxrun.protocol.agent_id import AgentId
@@ -38,7 +39,7 @@ def make_report(
         size=size,
         command=command,
         host=machine.host,
-        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        boot_id=boot_id(),
         pid=os.getpid(),
         time=time.time(),
         jaxrun_version=VERSION,

@@ -210,11 +210,13 @@ def qsub_script(
     options: Iterable[str],
     directory: str,
     file: str,
+    before: Sequence[str] = (),
 ) -> str:
     """Return the text of a script for qsub.
 
     prefix:   begins each line with an option of qsub
     options:  the lines, to which those of --qsub-args are added
+    before:   what the script does in its directory before jaxrun begins
     """
     secrets = scheduler.find_secrets(job)
     command = jaxrun_command(job, secrets, (*IN_DIRECTIVES, "parallel_environment", "qsub_args"))
@@ -232,7 +234,7 @@ def qsub_script(
         *mention_secrets(secrets),
         "",
         f"cd {shlex.quote(directory)} || exit",
-        *([f"exec >>{shlex.quote(f'{directory}/jaxrun-')}${{PBS_JOBID%%.*}}.out 2>&1"] if prefix == "#PBS" else []),
+        *before,
         "# It replaces this shell, so it receives the scheduler's signals itself.",
         f"exec {shlex.join(command)}",
     ]

@@ -10,11 +10,11 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from jaxrun.errors import UsageError
+from jaxrun.files.procfs import boot_id
 from jaxrun.protocol.addresses import LOOPBACK
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentReport
@@ -30,8 +30,6 @@ from jaxrun.spec.job.layout import FORKED_PLATFORMS, decide_layout, wanted_platf
 from jaxrun.spec.job.plan import Plan
 from jaxrun.spec.job.rank_placement import Placement
 from jaxrun.spec.job.worker_assignment import LauncherSettings, assign_workers
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | None = None) -> Plan:
@@ -71,8 +69,8 @@ def plan(job: Job, environ: Mapping[str, str], job_id: str, machine: Machine | N
     )
     by_rank = {rank: made.reports[agent] for agent, ranks in ranks_of.items() for rank in ranks}
     assigned = assign_workers(made, by_rank, LauncherSettings(given))
-    first = assigned.starts[0]
-    fresh = [f"every worker is a fresh interpreter: {why}" for why in filter(None, (_why_fresh(wanted),))]
+    first, why = assigned.starts[0], _why_fresh(wanted)
+    fresh = (f"every worker is a fresh interpreter: {why}",) if why else ()
     return replace(
         made,
         workers=assigned.workers,
@@ -95,7 +93,7 @@ def _report(job: Job, job_id: str, machine: Machine, agent: AgentId, host: str) 
         agent=agent,
         size=job.processes or 1,
         host=host,
-        boot_id=_BOOT_ID.read_text().strip(),
+        boot_id=boot_id(),
         pid=os.getpid(),
         time=time.time(),
         jaxrun_version=VERSION,
@@ -104,7 +102,7 @@ def _report(job: Job, job_id: str, machine: Machine, agent: AgentId, host: str) 
         directory=os.getcwd(),
         machine=machine,
         can_write_run_dir=True,
-        simulated_boot_id=_boot_id(job_id, host) if job.simulated_hosts else "",
+        simulated_boot_id=_simulated_boot_id(job_id, host) if job.simulated_hosts else "",
     )
 
 
@@ -115,7 +113,7 @@ def _why_fresh(job: Job) -> str:
     return job.why_no_fork
 
 
-def _boot_id(job_id: str, host: str) -> str:
+def _simulated_boot_id(job_id: str, host: str) -> str:
     import uuid
 
     return str(uuid.uuid5(uuid.UUID(hex=job_id), host))

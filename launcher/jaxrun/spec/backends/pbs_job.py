@@ -146,7 +146,8 @@ def pbs_script(job: Job, directory: str, file: str) -> str:
         "-V",
         f"-r {'y' if job.requeue else 'n'}",
     ]
-    return qsub_script(job, PBS, "#PBS", lines, directory, file)
+    output = f"exec >>{shlex.quote(f'{directory}/jaxrun-')}${{PBS_JOBID%%.*}}.out 2>&1"
+    return qsub_script(job, PBS, "#PBS", lines, directory, file, [output])
 
 
 def _requests(job: Job, shape: BatchShape) -> list[str]:
