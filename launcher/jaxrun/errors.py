@@ -5,6 +5,7 @@
     │   └── ModuleMissingError   -m names a module that is not installed
     ├── NotUniformError  65   the processes are not the job that was asked for
     ├── UnavailableError 69   something that the job needs is missing or could not start
+    ├── NoPlaceError     73   the job runs already, and takes in no process that comes now
     └── ProtocolError    70   a peer broke the contract; a bug of ours, or someone else's program on our socket
 
 Anything else that escapes is a bug and keeps its traceback, save where the machine has run out of something. A message
@@ -21,6 +22,7 @@ EXIT_USAGE = 2
 EXIT_NOT_UNIFORM = 65
 EXIT_UNAVAILABLE = 69
 EXIT_SOFTWARE = 70
+EXIT_NO_PLACE = 73
 EXIT_PREEMPTED = 75
 EXIT_TIMEOUT = 124
 EXIT_SIGNAL_BASE = 128
@@ -64,6 +66,10 @@ class NotUniformError(JaxrunError):
 
 class UnavailableError(JaxrunError):
     exit_code = EXIT_UNAVAILABLE
+
+
+class NoPlaceError(JaxrunError):
+    exit_code = EXIT_NO_PLACE
 
 
 class ProtocolError(JaxrunError):

@@ -6,11 +6,13 @@ import os
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
 from jaxrun.errors import ProtocolError
 from jaxrun.protocol.codec import encode
+from jaxrun.protocol.debugger_messages import DebuggerInput, TerminalDecision
 from jaxrun.protocol.debugpy_messages import DebugpyInput, DebugpyStop
 from jaxrun.protocol.stop_messages import StopAt, StopRequested
 from jaxrun.protocol.survivor_messages import LiveRanks, RanksLost
@@ -31,11 +33,13 @@ _ANSWERS = (Proceed, CallMismatch)  # to a Call
 _STOP_MESSAGES = (StopRequested, StopAt)
 _OF_DEBUGPY = (DebugpyInput, DebugpyStop)
 _ABOUT_SURVIVORS = (LiveRanks, RanksLost)
+_OF_TERMINAL = (TerminalDecision, DebuggerInput)
 _NOT_FOR_RECEIVE = (
     *_ANSWERS,
     *_STOP_MESSAGES,
     *_OF_DEBUGPY,
     *_ABOUT_SURVIVORS,
+    *_OF_TERMINAL,
     ProfileCalls,
     RankSecret,
 )  # other methods return these
@@ -61,21 +65,36 @@ class AgentChannel:
         self._decoder = WorkerMessageDecoder()
         self._received: list[WorkerMessage] = []
         self._handlers: dict[type, Callable[[WorkerMessage], None]] = {}
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
+        self._is_sending = False
+        self._unsent: deque[bytes] = deque()
         self._arrival = threading.Condition()
         self._reading = False
 
     def send(self, message: WorkerMessage) -> None:
-        """Send a message. Raises AgentDisconnected if the agent is gone."""
+        """Send a message. Raises AgentDisconnected if the agent is gone.
+
+        A signal handler of the program may call this while its thread is in here: then the outer call sends both.
+        """
         frame = encode(message)
         if not self.in_owner_process():  # another thread may have held the lock at the fork
             raise AgentDisconnected
+        self._unsent.append(frame)
         with interrupts.deferred(), self._sending:
-            try:
-                self._check_owner()
-                self._socket.sendall(frame)
-            except OSError as error:
-                raise AgentDisconnected from error
+            if not self._is_sending:
+                self._is_sending = True
+                try:
+                    self._send_all()
+                finally:
+                    self._is_sending = False
+
+    def _send_all(self) -> None:
+        try:
+            self._check_owner()
+            while self._unsent:
+                self._socket.sendall(self._unsent.popleft())
+        except OSError as error:
+            raise AgentDisconnected from error
 
     def receive(self, first: type[M], second: type[N] | None = None) -> M | N:
         """Block until the next message that no other method returns, and return it.
@@ -119,17 +138,32 @@ class AgentChannel:
         assert isinstance(message, _STOP_MESSAGES)
         return message
 
-    def receive_live_ranks(self) -> LiveRanks:
-        """Block until the answer to LiveRanksAsked. Raises AgentDisconnected."""
-        message = self._wait_for(lambda message: isinstance(message, LiveRanks))
-        assert isinstance(message, LiveRanks)
-        return message
+    def receive_live_ranks(self, rank: int, number: int) -> LiveRanks:
+        """Block until the answer to this rank's LiveRanksAsked of this number. Raises AgentDisconnected."""
+        while True:
+            message = self._wait_for(lambda message: isinstance(message, LiveRanks))
+            assert isinstance(message, LiveRanks)
+            # Any other answer belongs to an earlier question, whose wait was ended by an exception.
+            if message.questions[rank] == number:
+                return message
 
     def receive_losses(self) -> RanksLost:
         """Block until the next ranks have died. Raises AgentDisconnected."""
         message = self._wait_for(lambda message: isinstance(message, RanksLost))
         assert isinstance(message, RanksLost)
         return message
+
+    def receive_terminal_decision(self, number: int) -> TerminalDecision:
+        """Block until the answer to the DebuggerRequest of this number. Raises AgentDisconnected."""
+        message = self._wait_for(lambda message: isinstance(message, TerminalDecision) and message.number == number)
+        assert isinstance(message, TerminalDecision)
+        return message
+
+    def receive_terminal_line(self, number: int) -> str:
+        """Block until the answer to the DebuggerReadRequest of this number. Raises AgentDisconnected."""
+        message = self._wait_for(lambda message: isinstance(message, DebuggerInput) and message.number == number)
+        assert isinstance(message, DebuggerInput)
+        return message.line
 
     def receive_debugpy(self, session: int) -> DebugpyInput | DebugpyStop:
         """Block until the next message for debugpy in this session. Raises AgentDisconnected."""
@@ -186,7 +220,10 @@ class AgentChannel:
         """Block until bytes have arrived, and keep the messages that they complete."""
         try:
             self._check_owner()
-            self._poll.poll()  # an interrupt may end this wait
+        except OSError as error:
+            raise AgentDisconnected from error
+        self._poll.poll()  # a signal handler may end this wait by any exception, also by a TimeoutError
+        try:
             with interrupts.deferred():
                 data = self._socket.recv(_RECEIVE_BYTES)
                 for message in self._decoder.feed(data):

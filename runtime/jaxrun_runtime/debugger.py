@@ -6,9 +6,12 @@ the terminal of the process that runs pytest (pytest/rank_gang.py).
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
     DebuggerDecision,
-    DebuggerInput,
     DebuggerOutput,
     DebuggerReadRequest,
     DebuggerRequest,
+    TerminalDecision,
 )
 from jaxrun_runtime import jax_private
-from jaxrun_runtime.agent_channel import AgentChannel
+from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.import_watch import call_after_import
 
 if TYPE_CHECKING:
@@ -127,28 +130,45 @@ class ChannelTerminal:
         self._channel = channel
         self._rank = rank
         self._held = False
+        self._numbers = itertools.count(1)
+        self._opening = threading.RLock()  # held by the one thread that waits for the terminal, for all
 
     def open(self, place: str) -> None:
         """Wait until this rank has the terminal. Raises NoTerminalError if it cannot get one."""
-        if self._held:
-            return
-        self._channel.send(DebuggerRequest(self._rank, place))
-        decision = self._channel.receive(DebuggerDecision)
+        with self._opening:
+            if self._held:
+                return
+            decision = self._request(DebuggerRequest(self._rank, place, next(self._numbers)))
         if not decision.granted:
             raise NoTerminalError(decision.reason)
-        self._held = True
+
+    def _request(self, request: DebuggerRequest) -> TerminalDecision:
+        try:
+            self._channel.send(request)
+            decision = self._channel.receive_terminal_decision(request.number)
+            self._held = decision.granted
+        except BaseException:
+            self.abandon()
+            raise
+        return decision
 
     def close(self) -> None:
         """Give the terminal up, so that other ranks can get it."""
         self._held = False
         self._channel.send(DebuggerClosed(self._rank))
 
+    def abandon(self) -> None:
+        """Give the terminal up, or the wait for it, because of an exception, which a signal handler may have raised."""
+        with contextlib.suppress(AgentDisconnected):
+            self.close()
+
     def write(self, text: str) -> None:
         self._channel.send(DebuggerOutput(self._rank, text))
 
     def read_line(self) -> str:
-        self._channel.send(DebuggerReadRequest(self._rank))
-        return self._channel.receive(DebuggerInput).line
+        number = next(self._numbers)
+        self._channel.send(DebuggerReadRequest(self._rank, number))
+        return self._channel.receive_terminal_line(number)
 
     @property
     def is_usable(self) -> bool:
@@ -205,7 +225,12 @@ def _replace_pdb(module: ModuleType, terminal: ChannelTerminal) -> None:
         def interaction(self, frame: FrameType | None, *more: Any) -> None:
             self._open(frame)
             self._leaves = frame is None  # a post mortem ends with its one interaction
-            super().interaction(frame, *more)
+            try:
+                super().interaction(frame, *more)
+            except BaseException:
+                if self._relays:
+                    terminal.abandon()
+                raise
             if self._relays and self._leaves:
                 terminal.close()
 

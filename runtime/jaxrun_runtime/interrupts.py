@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from jaxrun_runtime.own_threads import start_thread
+
 _REPEAT_S = 1.0  # the same Ctrl-C may reach a rank from the launcher and from a scheduler
 
 _CAN_WATCH_EXCEPTIONS = hasattr(sys, "monitoring")
@@ -129,7 +131,7 @@ def _watch_exceptions() -> None:
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(monitoring, reading), name="jaxrun-interrupts", daemon=True).start()
+    start_thread(_watch, "jaxrun-interrupts", monitoring, reading)
     os.register_at_fork(after_in_child=lambda: _release_wakeup_fd(writing.fileno()))
 
 

@@ -25,6 +25,7 @@ from jaxrun_runtime import jax_private, stopping
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.gloo.gloo_connections import GlooConnections
 from jaxrun_runtime.lockstep import call_recorder
+from jaxrun_runtime.own_threads import start_thread
 
 _GET_LIVE_NODES = "get_live_nodes"
 
@@ -34,7 +35,7 @@ def connect(env: WorkerEnv, channel: AgentChannel, gloo: GlooConnections | None)
     live = LiveRanksClient(env.rank, channel, gloo)
     jax_private.wrap_coordination_calls((_GET_LIVE_NODES,), live.wrap)
     jax_private.order_live_devices(lambda devices: order_devices(devices, live.orders))
-    threading.Thread(target=_close_connections, args=(channel, gloo), name="jaxrun-survivors", daemon=True).start()
+    start_thread(_close_connections, "jaxrun-survivors", channel, gloo)
 
 
 class LiveRanksClient:
@@ -49,6 +50,8 @@ class LiveRanksClient:
         self._channel = channel
         self._gloo = gloo
         self._lock = threading.Lock()
+        self._asked_about: tuple[int, ...] = ()  # the ranks of the last question
+        self._number = 0  # of the last question
         self.incarnations: Mapping[int, int] = MappingProxyType({})
         self.orders: dict[frozenset[int], tuple[int, ...]] = {}
 
@@ -62,9 +65,11 @@ class LiveRanksClient:
 
     def _ask(self, ranks: tuple[int, ...]) -> Mapping[int, int]:
         is_back = not self.incarnations
-        calls, polls = call_recorder.call_counts(), stopping.polls_made()
-        self._channel.send(LiveRanksAsked(self._rank, ranks, calls, polls))
-        answer = self._channel.receive_live_ranks()
+        # An exception, as of a signal handler, may have ended the wait for the answer to the first question. JAX has
+        # begun no block then, and begins it with that answer: the other ranks have got it, too, or will.
+        if not is_back or ranks != self._asked_about:
+            self._send_question(ranks)
+        answer = self._channel.receive_live_ranks(self._rank, self._number)
         self.incarnations = dict(answer.incarnations)
         self.orders[frozenset(answer.order)] = answer.order
         call_recorder.count_on({group: n for group, n in answer.calls.items() if is_in_group(self._rank, group)})
@@ -73,6 +78,11 @@ class LiveRanksClient:
         if self._gloo is not None:
             self._gloo.set_live(self.incarnations)
         return self.incarnations
+
+    def _send_question(self, ranks: tuple[int, ...]) -> None:
+        calls, polls = call_recorder.call_counts(), stopping.polls_made()
+        self._asked_about, self._number = ranks, self._number + 1
+        self._channel.send(LiveRanksAsked(self._rank, ranks, self._number, calls, polls))
 
 
 def order_devices(devices: Sequence[Any], orders: Mapping[frozenset[int], tuple[int, ...]]) -> list[Any]:

@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 import sys
-import threading
 import time
 from pathlib import Path
 
 from jaxrun.protocol.env import WorkerEnv
+from jaxrun_runtime.own_threads import start_thread
 
 _LOG_VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 _POLL_INTERVAL_S = 0.5
@@ -27,7 +27,7 @@ def watch(env: WorkerEnv, platform: str) -> None:
     log = os.memfd_create("jaxrun-nccl")
     values = ("INFO", f"/proc/{os.getpid()}/fd/{log}", "INIT,NET")
     os.environ.update(zip(_LOG_VARIABLES, values, strict=True))
-    threading.Thread(target=_report, args=(log,), name="jaxrun-nccl", daemon=True).start()
+    start_thread(_report, "jaxrun-nccl", log)
 
 
 def _report(log: int) -> None:

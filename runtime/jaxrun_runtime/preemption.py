@@ -8,18 +8,18 @@ waits for this notice in a thread, so that the head can ask a program that polls
 from __future__ import annotations
 
 import contextlib
-import threading
 
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.worker_messages import PreemptionNotice
 from jaxrun_runtime import jax_private
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.own_threads import start_thread
 
 
 def watch(env: WorkerEnv, channel: AgentChannel) -> None:
     """Let rank 0 report the first notice of preemption."""
     if env.rank == 0:
-        threading.Thread(target=_report, args=(channel,), name="jaxrun-preemption", daemon=True).start()
+        start_thread(_report, "jaxrun-preemption", channel)
 
 
 def _report(channel: AgentChannel) -> None:

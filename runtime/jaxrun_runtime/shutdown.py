@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -22,7 +23,7 @@ from jaxrun.errors import ProtocolError
 from jaxrun.protocol.env import WorkerEnv
 from jaxrun.protocol.names import COORDINATOR_ADDRESS
 from jaxrun.protocol.worker_messages import Done, Exit, Failed
-from jaxrun_runtime import interrupts, jax_private, linux
+from jaxrun_runtime import interrupts, jax_private, linux, signal_handlers
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 
 _BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -33,6 +34,7 @@ def exit_with_success(env: WorkerEnv, channel: AgentChannel) -> NoReturn:
     _join_threads()
     jax_private.remove_exit_barrier()
     _run_exit_handlers()
+    signal_handlers.ignore_programs_signals()
     _finalize_program()
     _finalize_mpi()
     interrupts.deactivate()
@@ -55,6 +57,7 @@ def exit_with_failure(
         before_exit()
     if jax_private.remove_exit_barrier():
         _run_exit_handlers()
+    signal_handlers.ignore_programs_signals()
     _finalize_program()
     _release_interrupted_peers()
     if env.rank == 0 and env.size > 1:  # JAX would abort the others when the coordinator in this process ends
@@ -71,8 +74,14 @@ def exit_now(status: int) -> NoReturn:
 
 def _join_threads() -> None:
     shutdown = getattr(threading, "_shutdown", None)  # Py_Finalize calls it first
-    if shutdown is not None:
+    if shutdown is None:
+        return
+    try:
         shutdown()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # from a signal handler of the program: Python prints it, and ends without the threads
+        traceback.print_exc()
 
 
 def _run_exit_handlers() -> None:

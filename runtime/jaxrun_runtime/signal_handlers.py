@@ -22,6 +22,7 @@ from jaxrun_runtime.import_watch import call_after_import
 
 _STDERR = 2
 _mask = threading.local()
+_set_handler = signal.signal  # without the reports below
 
 
 def report_signal_handlers(channel: AgentChannel, rank: int) -> None:
@@ -80,6 +81,16 @@ class _Reporter:
 def _is_programs(signum: int) -> bool:
     handler = signal.getsignal(signum)
     return callable(handler) and (signum != signal.SIGINT or handler is not signal.default_int_handler)
+
+
+def ignore_programs_signals() -> None:
+    """Ignore each signal for which the program has a handler in Python. Call it in the main thread, after the program.
+
+    Python gives up all handlers after the exit handlers, too. A handler that raises would break off the worker's end.
+    """
+    for signum in signal.valid_signals():
+        if _is_programs(signum):
+            _set_handler(signum, signal.SIG_IGN)
 
 
 # ---- forks by the program

@@ -23,6 +23,7 @@ from types import FrameType
 from jaxrun.protocol.env import FAULT_HANDLER_SIGNAL, STACKS_SIGNAL
 from jaxrun.protocol.error_chain import ErrorChain, ThreadNotes, format_notes
 from jaxrun_runtime import background_saves, coordination_waits, error_chains, future_errors
+from jaxrun_runtime.own_threads import start_thread
 
 # The limits of Python's fault handler.
 _MAX_THREADS = 100
@@ -40,7 +41,7 @@ def write_on_signal(fd: int) -> None:
     faulthandler.register(STACKS_SIGNAL, fd, all_threads=True)  # in case a thread of the program unblocks the signal
     signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {FAULT_HANDLER_SIGNAL})  # as whoever started jaxrun may have blocked it
-    threading.Thread(target=_serve, args=(fd,), name="jaxrun-stacks", daemon=True).start()
+    start_thread(_serve, "jaxrun-stacks", fd)
 
 
 def observe_main_thread(observer: Callable[[FrameType | None], None]) -> None:

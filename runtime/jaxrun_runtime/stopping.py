@@ -26,6 +26,7 @@ from jaxrun.protocol.flight_file import SHOULD_STOP
 from jaxrun.protocol.stop_messages import NO_STEP, PollCount, StopAt, StopPolled, StopReached
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.joint_calls import JointCall
+from jaxrun_runtime.own_threads import start_thread
 
 Poll = Callable[[int | None], bool]
 _make_poll: Callable[[], Poll] | None = None  # None outside of a worker
@@ -91,7 +92,7 @@ class _AgreedStop:
         self._first_call.count()
         with contextlib.suppress(AgentDisconnected):
             channel.send(StopPolled(rank))
-        threading.Thread(target=self._serve, name="jaxrun-stop", daemon=True).start()
+        start_thread(self._serve, "jaxrun-stop")
         os.register_at_fork(after_in_child=self._give_up)
 
     @property

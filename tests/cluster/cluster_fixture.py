@@ -175,9 +175,9 @@ class Job(harness.Job):
             raise AssertionError(f"{error}\n{self._situation()}") from None
 
     def _situation(self) -> str:
-        """What the job has printed so far, and how its hosts and Slurm are."""
+        """What the job has printed so far, and how its hosts and the jobs of Slurm and Grid Engine are."""
         printed = "".join((self.directory / name).read_text(errors="replace") for name in ("out", "err"))
-        queue = self.bed.inside("ctl", "squeue", "--format=%i %t %R %N")
+        queue = self.bed.inside("ctl", "sh", "-c", "squeue --format='%i %t %R %N'; qstat -f && qstat -j '*' || :")
         running = "\n".join(str(process) for process in self.bed.job_processes())
         return f"{printed[-2000:]}\n{self.bed.run('status')}\n{queue}\n{running[-3000:]}"
 
@@ -205,7 +205,10 @@ class Job(harness.Job):
 
     def result(self, timeout: float = TIME_LIMIT) -> Result:
         """Once it has ended, or with 0 as it is now, with the exit status -1 while it runs."""
-        code = self.process.wait(timeout) if timeout else self.process.poll()
+        try:
+            code = self.process.wait(timeout) if timeout else self.process.poll()
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"{error}\n{self._situation()}") from None
         out, err = ((self.directory / name).read_text(errors="replace") for name in ("out", "err"))
         return Result(-1 if code is None else code, out, err, self.run_dir)
 

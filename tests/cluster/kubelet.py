@@ -2,7 +2,7 @@
 
 It stands in for kubelet, DNS and the controller of Jobs: pods get the variables and the Secret of the manifest, their
 names resolve late, a drained pod gets SIGTERM, its grace and SIGKILL, one whose node is lost is replaced by one with
-another address, and exit codes meet the Job's podFailurePolicy.
+another address, and exit codes meet the Job's podFailurePolicy and its successPolicy.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hosts
 import yaml
 from cluster_fixture import Bed
 from harness import TIME_LIMIT, wait_until
@@ -36,6 +38,12 @@ class Pod:
     process: subprocess.Popen[str]
     directory: Path
     conditions: set[str] = field(default_factory=set)
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the container's status says; None while it runs."""
+        status = self.process.poll()
+        return status if status is None or status >= 0 else 128 - status
 
     @property
     def message(self) -> str:
@@ -69,6 +77,7 @@ class JobController:
         self._known_names = self._names.read_text()
         self._lost: list[int] = []  # pods whose nodes have no power
         self._addresses: dict[int, str] = {}  # of pods that were replaced
+        self._due: dict[int, float] = {}  # indexes whose next pods are started later, and when
         self.started: list[Pod] = []
         self.failed = 0
         self.status = ""
@@ -79,12 +88,18 @@ class JobController:
         `before_replacement` is called before a pod that takes the place of another one is started.
         """
         running = [self._start(index) for index in range(self._spec["completions"])]
-        while running and not self.status:
-            pod = wait_until(lambda: next((pod for pod in running if pod.process.poll() is not None), None))
-            running.remove(pod)
-            if pod.process.returncode and (again := self._judge(pod)):
+        while (running or self._due) and not self.status:
+            wait_until(lambda: self._ended(running) or self._startable())
+            for index in self._startable():
+                del self._due[index]
                 before_replacement()
-                running.append(self._start(again.index))
+                running.append(self._start(index))
+            for pod in self._ended(running)[:1]:
+                running.remove(pod)
+                if pod.exit_code == 0:
+                    self._apply_success_policy(pod)
+                elif self._judge(pod):
+                    self._due[pod.index] = time.monotonic() + self._backoff(pod.index)
         self.end()
         self.status = self.status or "Complete"
         return self.status
@@ -113,6 +128,16 @@ class JobController:
         self._lost.append(index)
         self._bed.run("off", f"h{index + 1}")
 
+    def kill(self, index: int) -> None:
+        """All processes of the pod's container are killed, as when its memory is used up."""
+        keeper = hosts.keeper(Place(self._bed.root), f"h{index + 1}")
+        assert keeper is not None
+        of_pod = [process.pid for process in self._bed.job_processes() if process.network == keeper.network]
+        for signum in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees another's end, as in a cgroup
+            for pid in of_pod:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+
     def end(self) -> None:
         """End what runs, as the deletion of the Job does."""
         for pod in self.started:
@@ -122,17 +147,35 @@ class JobController:
             pod.process.wait(TIME_LIMIT)
         self._names.write_text(self._known_names)
 
-    def _judge(self, pod: Pod) -> Pod | None:
-        """Apply the podFailurePolicy to a pod that has failed; returns it if another takes its place."""
+    @staticmethod
+    def _ended(running: list[Pod]) -> list[Pod]:
+        return [pod for pod in running if pod.exit_code is not None]
+
+    def _startable(self) -> list[int]:
+        return [index for index, at in self._due.items() if at <= time.monotonic()]
+
+    def _backoff(self, index: int) -> float:
+        """Return seconds until the next pod of this index: Kubernetes waits longer after each failure, from 10 s on."""
+        failures = sum(pod.index == index for pod in self.started)
+        return 0.0 if failures == 1 else 1.0 * 2 ** (failures - 2)
+
+    def _apply_success_policy(self, pod: Pod) -> None:
+        """End the Job if it counts as complete once a pod of this index has ended well."""
+        rules = self._spec.get("successPolicy", {"rules": []})["rules"]
+        if any(rule == {"succeededIndexes": str(pod.index)} for rule in rules):
+            self.status = "Complete"
+
+    def _judge(self, pod: Pod) -> bool:
+        """Apply the podFailurePolicy to a pod that has failed; returns whether another takes its place."""
         action = next((rule["action"] for rule in self._rules() if self._matches(rule, pod)), "Count")
         if action == "FailJob":
             self.status = "Failed"
-            return None
+            return False
         self.failed += action == "Count"
         if self.failed > self._spec["backoffLimit"]:
             self.status = "Failed"
-            return None
-        return pod
+            return False
+        return True
 
     def _rules(self) -> list[dict[str, Any]]:
         rules: list[dict[str, Any]] = self._spec["podFailurePolicy"]["rules"]
@@ -141,7 +184,7 @@ class JobController:
     def _matches(self, rule: Mapping[str, Any], pod: Pod) -> bool:
         if "onPodConditions" in rule:
             return any(each["type"] in pod.conditions for each in rule["onPodConditions"])
-        return pod.process.returncode in rule["onExitCodes"]["values"]
+        return pod.exit_code in rule["onExitCodes"]["values"]
 
     def _start(self, index: int) -> Pod:
         (container,) = self._pod["containers"]

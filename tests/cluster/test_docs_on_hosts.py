@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import Bed
+from harness import TIME_LIMIT
 from launch_modes import ENGINES, OPEN_MPI_5, OPENSSH
 from pages import ROOT, Example, examples, files
 
@@ -20,6 +21,8 @@ PAGES = [FIRST_PAGE, *sorted((ROOT / "docs/clusters").glob("*.md"))]
 SHOWN = [example for page in PAGES for example in examples(page, ["login$", "h1$", "h2$"])]
 ON_EACH_HOST = [example for example in SHOWN if "--host-rank" in example.command]  # which need each other
 EXAMPLES = [example for example in SHOWN if example not in ON_EACH_HOST]
+# For 1 GiB of small files to two hosts: 1 to 3 minutes alone on two cores, and more beside other tests.
+STAGING_LIMIT_S = 600
 
 
 def test_the_pages_show_every_way_to_a_cluster() -> None:
@@ -28,7 +31,21 @@ def test_the_pages_show_every_way_to_a_cluster() -> None:
     assert all(word in text for word in ways)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def _is_staged(example: Example) -> bool:
+    return "--stage venv" in example.command
+
+
+SLOW = pytest.mark.timeout(STAGING_LIMIT_S + 60)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(one, marks=pytest.mark.timeout(STAGING_LIMIT_S + 60)) if _is_staged(one) else one
+        for one in EXAMPLES
+    ],
+    ids=str,
+)
 def test_the_command_prints_what_the_page_shows(
     request: pytest.FixtureRequest, bed: Bed, tmp_path: Path, example: Example
 ) -> None:
@@ -44,7 +61,7 @@ def test_the_command_prints_what_the_page_shows(
     env = {**ssh, "PATH": f"{ENGINES / OPEN_MPI_5.name / 'bin'}:{os.environ['PATH']}", "NO_COLOR": "1"}
     host = {"login$": "ctl", "h1$": "h1"}[example.prompt]
     with bed.typed(host, *words, directory=tmp_path, env=env) as job:
-        result = job.result()
+        result = job.result(STAGING_LIMIT_S if _is_staged(example) else TIME_LIMIT)
         job.gone()
     assert result.code == example.exit_code, result
     assert not list(example.missing(result.out + result.err)), result

@@ -14,7 +14,7 @@ from cluster_fixture import HOSTS, READY, RUNS, UNTIL_GO, Bed, Job, JobRunner
 from harness import Result, extended, write_fake_runtime
 from launch_modes import ATTACHED, LAUNCHED, MPICH, OPEN_MPI_5, SLURM, Engine, LaunchMode
 
-from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
+from jaxrun.controller.head.head_state import REPEATED_SIGNAL_S
 
 BY_HAND = ("by_hand.py", *[RUNS + READY] * len(HOSTS))
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from listener_thread import wait_until
@@ -96,6 +97,8 @@ class Registry:
 class Head:
     """Collects events, and seats those who report; at a Tick it wants what a test has ordered, in another thread."""
 
+    is_healthy = True
+
     def __init__(self, roster):
         self._roster = roster
         self.hosts = {0: "h1", 1: "h2"}
@@ -174,7 +177,7 @@ class HeadByHand:
         )
         command = replace(command, attached=attached)
         job = Job(program=("train.py",), processes=2, backend="slurm", **wanted)
-        self._plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
+        self.plan = plan_remote(job, {}, "ab" * 16, command, ["h1", "h2"])
         self._launched = LaunchedAgents(LaunchProcess(command, {}, None))
         self.listener = listen_on_tcp([HostAddress("lo", "127.0.0.1")], TOKEN, everywhere=False)
         self.transport = Transport(loop)
@@ -196,11 +199,11 @@ class HeadByHand:
         return self._screen.printed
 
     def _begin(self, *, anew):
-        called = self.roster.begin(self._plan, anew=anew)
-        link = AttemptHead(self._shared, self.head, self._plan.attempt)
+        called = self.roster.begin(self.plan, anew=anew)
+        link = AttemptHead(self._shared, self.head, self.plan.attempt)
         link.loop.add_reader(self.head.ours.fileno(), 0, lambda: link.handle(Tick()))
         of_job = JobAgents(self.transport, self._watches, self.roster, JOB_INFO, None)
-        self.agents = RemoteAgents(self._shared, link, self._plan, of_job, self._launched, Registry())
+        self.agents = RemoteAgents(self._shared, link, self.plan, of_job, self._launched, Registry())
         self.agents.execute(called)
         self.agents.admit(())
         attempt = AttemptLoop(self._shared, link, self.agents)
@@ -213,6 +216,12 @@ class HeadByHand:
     def order(self, *actions):
         self.head.order(*actions)
 
+    def let_srun_say(self, line):
+        """Returns once this line is known."""
+        launch = self._launched.launch
+        Path(f"/proc/{launch.pid}/fd/2").write_text(f"{line}\n")
+        wait_until(lambda: line in launch.last_lines())
+
     def end_attempt(self, outcome=None):
         self.order(Finish(outcome or JobOutcome(RankFailed())))
         self._thread.join()
@@ -221,9 +230,9 @@ class HeadByHand:
         """End the attempt, unless it has ended, and begin the next."""
         if self._thread.is_alive():
             self.end_attempt()
-        agents, attempt = agents or agents_by_rank(2), self._plan.attempt + 1
-        placement = replace(self._plan.placement, agents=agents, awaited=awaited or {})
-        self._plan = replace(self._plan, attempt=attempt, placement=placement)
+        agents, attempt = agents or agents_by_rank(2), self.plan.attempt + 1
+        placement = replace(self.plan.placement, agents=agents, awaited=awaited or {})
+        self.plan = replace(self.plan, attempt=attempt, placement=placement)
         self._begin(anew=False)
 
     def connect(self, rank):

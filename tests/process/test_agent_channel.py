@@ -1,15 +1,26 @@
 """The worker's end of the channel: messages in, messages out, and every way in which nobody listens."""
 
 import os
+import pdb
 import signal
 import socket
 import threading
+import types
 import warnings
 
 import pytest
 
 from jaxrun.errors import ProtocolError
-from jaxrun.protocol.codec import encode
+from jaxrun.protocol.codec import MessageDecoder, encode, message_types
+from jaxrun.protocol.debugger_messages import (
+    DebuggerClosed,
+    DebuggerInput,
+    DebuggerOutput,
+    DebuggerReadRequest,
+    DebuggerRequest,
+    TerminalDecision,
+)
+from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked
 from jaxrun.protocol.worker_messages import (
     CallMismatch,
     Done,
@@ -20,7 +31,9 @@ from jaxrun.protocol.worker_messages import (
     StartCoordinator,
     WorkerMessageDecoder,
 )
+from jaxrun_runtime import debugger
 from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
+from jaxrun_runtime.live_ranks import LiveRanksClient
 
 
 @pytest.fixture
@@ -43,6 +56,30 @@ def test_a_message_arrives_as_it_was_sent(ends):
     agent, link = ends
     link.send(Done(3, 1.5))
     assert WorkerMessageDecoder().feed(agent.recv(65536)) == [Done(3, 1.5)]
+
+
+def test_a_signal_handler_may_send_while_its_thread_sends(ends, monkeypatch):
+    agent, link = ends
+
+    class SignalledSocket:
+        """A signal arrives just before the first frame is sent."""
+
+        def sendall(self, frame):
+            monkeypatch.setattr(link, "_socket", real)
+            signal.raise_signal(signal.SIGUSR1)
+            real.sendall(frame)
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: link.send(Done(4, 2.5)))
+    real = link._socket
+    monkeypatch.setattr(link, "_socket", SignalledSocket())
+    try:
+        link.send(Done(3, 1.5))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert WorkerMessageDecoder().feed(agent.recv(65536)) == [Done(3, 1.5), Done(4, 2.5)]
 
 
 def test_several_messages_in_one_piece_are_received_one_by_one_each_of_one_or_two_kinds(ends):
@@ -133,23 +170,134 @@ def test_a_thread_that_waits_behind_another_notices_the_agents_end_too(ends):
         assert [type(error) for error in got] == [AgentDisconnected]
 
 
-def test_a_wait_that_is_interrupted_leaves_the_reading_to_the_others(ends):
-    agent, link = ends
+def _interrupt(wait, error=KeyboardInterrupt):
+    """End this wait after a moment, by a signal handler that raises."""
 
     def interrupt(*_):
-        raise KeyboardInterrupt
+        raise error
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             signal.setitimer(signal.ITIMER_REAL, 0.2)
-            link.receive_answer("0-1", 7)
+            wait()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_wait_that_is_interrupted_leaves_the_reading_to_the_others(ends):
+    agent, link = ends
+    _interrupt(lambda: link.receive_answer("0-1", 7))
     thread, got = _waiting(lambda: link.receive(Exit))
     agent.sendall(encode(Exit()))
     thread.join(60)
     assert got == [Exit()]
+
+
+@pytest.fixture
+def live_ranks(ends):
+    """(the agent's end, what JAX calls in rank 0 to learn which ranks live)"""
+    agent, link = ends
+    agent.settimeout(60)
+    ask = LiveRanksClient(0, link, None).wrap("get_live_nodes", lambda *_: {})
+    return agent, lambda *ranks: ask(None, ranks)
+
+
+def _questions(agent):
+    """The questions that have arrived, by number, with the ranks that they are about; at least one has."""
+    return {one.number: one.ranks for one in MessageDecoder(message_types(LiveRanksAsked)).feed(agent.recv(65536))}
+
+
+def _alive(*ranks, question):
+    return encode(LiveRanks(dict.fromkeys(ranks, 1), ranks, dict.fromkeys(ranks, question)))
+
+
+def _ask(live_ranks, about, *answers):
+    """Ask, and send these answers once the question has come; returns what rank 0 learns."""
+    agent, ask = live_ranks
+    thread, got = _waiting(lambda: ask(*about))
+    assert [*_questions(agent).values()] == [about]
+    agent.sendall(b"".join(answers))
+    thread.join(60)
+    return [list(one) for one in got]
+
+
+def test_a_rank_whose_first_live_devices_was_interrupted_gets_the_answer_that_the_others_get(live_ranks):
+    agent, ask = live_ranks
+    _interrupt(lambda: ask(0, 1, 2))
+    agent.sendall(_alive(0, 1, 2, question=1))
+    assert list(ask(0, 1, 2)) == [0, 1, 2] and _questions(agent) == {1: (0, 1, 2)}, "it asks once"
+    assert _ask(live_ranks, (0, 1, 2), _alive(0, 1, question=2)) == [[0, 1]]
+
+
+def test_the_answer_at_the_end_of_an_interrupted_block_is_not_taken_for_that_of_the_next_one(live_ranks):
+    agent, ask = live_ranks
+    assert _ask(live_ranks, (0, 1, 2), _alive(0, 1, 2, question=1)) == [[0, 1, 2]]
+    _interrupt(lambda: ask(0, 1, 2))
+    assert _questions(agent) == {2: (0, 1, 2)}
+    late, right = _alive(0, 1, 2, question=2), _alive(0, 1, question=3)
+    assert _ask(live_ranks, (0, 1, 2), late, right) == [[0, 1]]
+
+
+def test_a_rank_that_asks_about_other_ranks_after_an_interrupt_asks_again(live_ranks):
+    agent, ask = live_ranks
+    _interrupt(lambda: ask(0, 1, 2))
+    assert _questions(agent) == {1: (0, 1, 2)}
+    assert _ask(live_ranks, (0, 1), _alive(0, 1, 2, question=1), _alive(0, 1, question=2)) == [[0, 1]]
+
+
+@pytest.fixture
+def terminal(ends):
+    """(the agent's end, the worker's, jaxrun's terminal for rank 0)"""
+    agent, link = ends
+    agent.settimeout(60)
+    return agent, link, debugger.ChannelTerminal(link, 0)
+
+
+def _sent(agent):
+    return WorkerMessageDecoder().feed(agent.recv(65536))
+
+
+def test_a_wait_for_the_terminal_that_is_interrupted_gives_it_up_and_its_answer_disturbs_nothing(terminal):
+    agent, link, terminal = terminal
+    _interrupt(lambda: terminal.open("train.py:8"))
+    assert _sent(agent) == [DebuggerRequest(0, "train.py:8", 1), DebuggerClosed(0)]
+    agent.sendall(encode(TerminalDecision(1, True)) + encode(Exit()))
+    assert link.receive(Exit) == Exit()
+    agent.sendall(encode(TerminalDecision(2, False, "the job is being ended")))
+    with pytest.raises(debugger.NoTerminalError, match="the job is being ended"):
+        terminal.open("train.py:9")
+
+
+def test_a_read_that_is_interrupted_leaves_its_line_to_nobody(terminal):
+    agent, link, terminal = terminal
+    _interrupt(terminal.read_line)
+    agent.sendall(b"".join(map(encode, (DebuggerInput(1, "late\n"), Exit(), DebuggerInput(2, "p x\n")))))
+    assert terminal.read_line() == "p x\n"
+    assert _sent(agent) == [DebuggerReadRequest(0, 1), DebuggerReadRequest(0, 2)]
+    assert link.receive(Exit) == Exit()
+
+
+def test_threads_that_want_the_terminal_wait_for_one_answer(terminal):
+    agent, _, terminal = terminal
+    threads = [_waiting(lambda: terminal.open("train.py:8")) for _ in range(2)]
+    agent.sendall(encode(TerminalDecision(1, True)))
+    for thread, _ in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert _sent(agent) == [DebuggerRequest(0, "train.py:8", 1)]
+
+
+def test_an_exception_that_leaves_a_debugger_gives_the_terminal_up(terminal):
+    agent, _, terminal = terminal
+    module = types.SimpleNamespace(Pdb=pdb.Pdb)
+    debugger._replace_pdb(module, terminal)
+    agent.sendall(encode(TerminalDecision(1, True)))
+    with pytest.raises(ValueError) as failure:
+        raise ValueError
+    _interrupt(lambda: debugger.inspect_error(module.Pdb(), failure.value), TimeoutError)
+    sent = [one for one in _sent(agent) if not isinstance(one, DebuggerOutput)]
+    assert [type(one) for one in sent] == [DebuggerRequest, DebuggerReadRequest, DebuggerClosed]
 
 
 def test_the_agents_end_is_noticed_by_everything(ends):

@@ -9,11 +9,13 @@ import pytest
 from handshakes import frame
 from head_by_hand import JOB_INFO, HeadByHand, message, start_of, worker_of
 from listener_thread import wait_until
+from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.job_end import EndedBySignal, Preempted
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.controller.supervisor import losses
-from jaxrun.job_events.actions import Send, SendToAgents
+from jaxrun.controller.supervisor.attempt_head import AttemptHead
+from jaxrun.job_events.actions import RecordClock, Send, SendToAgents
 from jaxrun.job_events.events import AgentLost, AgentTurnedAway, BadMessage, SpareReported
 from jaxrun.node.channel.connection import Connection
 from jaxrun.node.channel.silence import HostWatch
@@ -26,6 +28,7 @@ from jaxrun.protocol.agent_messages import (
     NextAttempt,
     Shutdown,
     SignalWorker,
+    StartFailed,
     StartWorkers,
     ToRanks,
     WorkerExited,
@@ -57,6 +60,14 @@ def attached():
         yield made
 
 
+@pytest.fixture
+def by_hand():
+    """The same, where people have typed a command on each host; the third one has no rank."""
+    with contextlib.closing(HeadByHand(host_rank=0, hosts=2)) as made:
+        made.begin_next_attempt(agents_by_rank(2, 3))
+        yield made
+
+
 class Answers:
     """Whether the hosts that were asked are known to be alive."""
 
@@ -75,9 +86,9 @@ def unanswered(monkeypatch):
     Answers(monkeypatch)
 
 
-def report(server, client, rank):
+def report(server, client, rank, attempt=1):
     count = len(server.events)
-    client.send(message(AgentReport, agent=rank))
+    client.send(message(AgentReport, agent=rank, attempt=attempt))
     wait_until(lambda: len(server.events) > count)
 
 
@@ -251,6 +262,30 @@ def test_an_agent_that_waits_takes_the_rank_of_a_lost_one(server):
     assert server.received(waiting) == [SignalWorker(2)]
 
 
+def test_how_a_rank_has_ended_that_a_spare_host_has_since_is_not_told(server, monkeypatch):
+    server.begin_next_attempt(agents_by_rank(2, 3))
+    first, second, spare = (server.connect(number)[0] for number in range(3))
+    spare.send(message(AgentReport, agent=2, host="h3"))
+    report(server, first, 0)
+    report(server, second, 1)
+    server.received(spare)
+    server.events.clear()
+    held = [AgentLost(1, "it is silent"), WorkerExited(1, 4), WorkerExited(0, 5)]
+    explain = losses.LossWatch.explain
+    monkeypatch.setattr(losses.LossWatch, "explain", lambda watch, hosts: explain(watch, hosts) and held)
+    collect, placement = server.head.handle, replace(server.plan.placement, agents={0: (0,), 2: (1,)})
+
+    def seat_the_spare(event, now):
+        if isinstance(event, AgentLost):
+            server.roster.seat_spare(placement)
+        return collect(event, now)
+
+    monkeypatch.setattr(server.head, "handle", seat_the_spare)
+    second.close()
+    wait_until(lambda: len(server.events) == 2)
+    assert server.events == [AgentLost(1, "it is silent"), WorkerExited(0, 5)]
+
+
 def test_the_loss_of_a_spare_agent_is_not_a_loss_for_the_job(server):
     server.begin_next_attempt(agents_by_rank(2, 3))
     waiting = server.connect(2)[0]
@@ -262,6 +297,63 @@ def test_the_loss_of_a_spare_agent_is_not_a_loss_for_the_job(server):
     assert server.roster.lost_spares() == {"h3": "the connection to its agent was closed"}
     report(server, server.connect(0)[0], 0)
     assert [type(event) for event in server.events] == [AgentReport]
+
+
+# ---- agents that people have started
+
+
+def test_a_signal_ends_an_agent_that_waits_and_the_job_goes_on(by_hand):
+    waiting = by_hand.connect(2)[0]
+    waiting.send(message(AgentReport, agent=2, host="h3"))
+    by_hand.received(waiting)
+    waiting.send(AgentSignalled(2, 15))
+    assert by_hand.received(waiting) == [Shutdown(143)]
+    wait_until(lambda: by_hand.printed)
+    assert by_hand.printed == ["jaxrun: spare host h3 is lost: it was ended by SIGTERM"]
+    report(by_hand, by_hand.connect(0)[0], 0, 2)
+    assert [type(event) for event in by_hand.events] == [AgentReport]
+
+
+def test_a_waiting_agent_that_an_engine_started_leaves_signals_to_the_engine(server):
+    server.begin_next_attempt(agents_by_rank(2, 3))
+    waiting = server.connect(2)[0]
+    waiting.send(AgentSignalled(2, 15))
+    waiting.send(message(AgentReport, agent=2, host="h3"))
+    assert server.received(waiting) == [start_of(2, waits=True)]
+
+
+def test_of_two_agents_that_wait_in_one_place_the_second_is_refused_and_the_job_goes_on(by_hand):
+    first, second = by_hand.connect(2)[0], by_hand.connect(2)[0]
+    first.send(message(AgentReport, agent=2, host="h3"))
+    by_hand.received(first)
+    second.send(message(AgentReport, agent=2, host="h3"))
+    text = "this job has no rank for this host now, and another process waits in its place"
+    assert by_hand.received(second) == [AgentRefused(text, is_taken=True)]
+    report(by_hand, by_hand.connect(0)[0], 0, 2)
+    assert [type(event) for event in by_hand.events] == [AgentReport]
+
+
+def test_an_agent_that_waits_and_cannot_be_used_learns_why_and_can_be_started_again(by_hand):
+    sick = by_hand.connect(2)[0]
+    sick.send(message(AgentReport, agent=2, host="h3", check_failure="no GPU"))
+    text = "the job cannot use h3: failed --host-check: no GPU"
+    assert by_hand.received(sick) == [AgentRefused(text, may_return=True)]
+    assert by_hand.printed == ["jaxrun: h3 cannot be taken back: failed --host-check: no GPU"]
+    healthy = by_hand.connect(2)[0]
+    healthy.send(message(AgentReport, agent=2, host="h3"))
+    wait_until(lambda: by_hand.roster.usable(()) == {2})
+
+
+def test_an_agent_that_is_left_out_learns_why(by_hand):
+    clients = [by_hand.connect(rank)[0] for rank in (0, 1)]
+    for rank, client in enumerate(clients):
+        client.send(message(AgentReport, agent=rank, host=f"h{rank + 1}", attempt=2))
+    wait_until(lambda: len(by_hand.events) == 2)
+    by_hand.begin_next_attempt({0: (0,), 1: (), 2: ()})
+    assert by_hand.received(clients[0]) == [NextAttempt(3, (0,))]
+    text = "the job continues without h2: rank 1 there did not end in time"
+    assert by_hand.received(clients[1], 2) == [NextAttempt(3, ()), AgentRefused(text, may_return=True)]
+    assert [type(event) for event in by_hand.events] == [AgentReport] * 2
 
 
 def test_an_agent_that_goes_away_between_two_attempts_is_lost_at_once(server):
@@ -298,12 +390,26 @@ def test_where_the_head_ends_the_job_no_host_is_waited_for(server):
     server.events.clear()
     client.send(AgentSignalled(1, 15))
     client.send(WorkerExited(1, -15))
+    server.head.is_healthy = False
     server.order(Send((1,), SignalWorker(signal.SIGKILL)))
     assert server.received(client) == [SignalWorker(signal.SIGKILL)]
     client.send(FaultNotInjected(1, "kill", "it has ended"))
     wait_until(lambda: len(server.events) == 3)
     wanted = AgentSignalled(1, signal.SIGTERM), WorkerExited(1, -15), FaultNotInjected(1, "kill", "it has ended")
     assert sorted(map(repr, server.events)) == sorted(map(repr, wanted))
+
+
+def test_after_the_end_of_one_rank_in_a_job_that_goes_on_hosts_are_still_asked(server, monkeypatch):
+    answers = Answers(monkeypatch)
+    clients = [server.connect(rank)[0] for rank in (0, 1)]
+    for rank, client in enumerate(clients):
+        report(server, client, rank)
+    server.events.clear()
+    server.order(Send((1,), SignalWorker(signal.SIGKILL)))  # with --keep-survivors, if it did not join in time
+    assert server.received(clients[1]) == [SignalWorker(signal.SIGKILL)]
+    clients[0].send(AgentSignalled(0, 15))
+    wait_until(lambda: answers.looks > 3 or server.events)
+    assert not server.events
 
 
 @pytest.mark.usefixtures("unanswered")
@@ -365,6 +471,28 @@ def test_an_agent_that_comes_before_the_loss_of_the_other_is_known_takes_its_pla
     assert waiting.received(later) == [NextAttempt(2, (1,))]
 
 
+def test_an_agent_whose_host_fails_its_check_while_the_others_run_is_lost_with_its_connection(waiting):
+    _, earlier = run_both(waiting)
+    earlier.close()
+    wait_until(lambda: waiting.events)
+    later, _ = waiting.connect(1)
+    later.send(message(AgentReport, agent=1, host="h9", check_failure="no GPU"))
+    assert waiting.received(later) == [Shutdown(0)]
+    wait_until(lambda: len(waiting.events) == 2)
+    assert waiting.events[-1] == AgentLost(1, "it failed --host-check: no GPU")
+    waiting.begin_next_attempt(awaited={1: "h2"})
+    assert waiting.roster.links_of((1,)) == []
+
+
+def test_the_clock_of_a_host_is_recorded_once_the_head_knows_that_it_may_be_another(server, monkeypatch):
+    heard = []
+    monkeypatch.setattr(AttemptHead, "record", lambda head, recorded: heard.append((recorded, len(server.events))))
+    report(server, server.connect(1)[0], 1)
+    wait_until(lambda: heard)
+    ((clock, events),) = heard
+    assert isinstance(clock, RecordClock) and events == 1
+
+
 def test_an_agent_is_taken_in_the_place_of_a_lost_one_in_the_next_attempt_with_its_index(waiting):
     first, second = run_both(waiting)
     second.close()
@@ -403,3 +531,56 @@ def test_an_agent_that_has_not_answered_gives_its_place_to_one_that_comes(waitin
     report(waiting, later, 1)
     wait_until(lambda: second.receive() or second.lost_reason)
     assert [type(event) for event in waiting.events] == [AgentReport]
+
+
+# ---- srun continues if it has lost a task (--max-restarts)
+
+EXITED = "srun: error: h2: task 1: Exited with exit code 69"
+
+
+def hear_srun(server, client, line):
+    """Let srun say this; the head, which has this agent of rank 0, has handled it then."""
+    server.let_srun_say(line)
+    server.order(Send((0,), SignalWorker(2)))
+    server.received(client)
+
+
+def test_an_agent_that_srun_could_not_start_ends_the_attempt(waiting):
+    first, _ = waiting.connect(0)
+    report(waiting, first, 0)
+    hear_srun(waiting, first, EXITED)
+    wanted = f"srun could not start all agents; it said:\n  {EXITED}"
+    assert waiting.events[1:] == [StartFailed(wanted)]
+
+
+@pytest.mark.parametrize("said_in", [1, 2])
+def test_what_srun_says_of_an_agent_that_had_come_ends_no_later_attempt(waiting, said_in):
+    first, second = run_both(waiting)
+    if said_in == 1:
+        hear_srun(waiting, first, EXITED)
+    second.close()
+    wait_until(lambda: waiting.events)
+    waiting.begin_next_attempt(awaited={1: "h2"})
+    assert waiting.received(first) == [NextAttempt(2, (0,))]
+    report(waiting, first, 0, attempt=2)
+    hear_srun(waiting, first, EXITED if said_in == 2 else "step 1")
+    again, _ = waiting.connect(1)
+    again.send(AgentConnected(1, "h2"))
+    wait_until(lambda: len(waiting.events) > 2)
+    hear_srun(waiting, first, "step 2")
+    report(waiting, again, 1, attempt=2)
+    waiting.begin_next_attempt()
+    assert waiting.received(first) == [NextAttempt(3, (0,))]
+    hear_srun(waiting, first, "step 3")
+    assert [type(event) for event in waiting.events] == [AgentLost, AgentReport, AgentConnected, AgentReport]
+
+
+def test_an_agent_that_is_lost_as_the_job_starts_is_lost_whatever_srun_says_of_its_task(waiting):
+    first, second = (waiting.connect(rank)[0] for rank in (0, 1))
+    report(waiting, first, 0)
+    second.send(AgentConnected(1, "h2"))
+    wait_until(lambda: len(waiting.events) == 2)
+    second.close()
+    hear_srun(waiting, first, EXITED)
+    wait_until(lambda: len(waiting.events) == 3)
+    assert waiting.events[2] == AgentLost(1, "the connection to its agent was closed")

@@ -7,12 +7,14 @@ import threading
 import pytest
 from listener_thread import wait_until
 
-from jaxrun.controller.supervisor import earlier_head
+from jaxrun.controller.supervisor import earlier_head, run_job
 from jaxrun.controller.supervisor.earlier_head import EndedEarlyError, FoundAgents, find_agents
 from jaxrun.controller.supervisor.remote_job import Endpoint, HeadPort
+from jaxrun.errors import UsageError
 from jaxrun.node.channel.connection import HEAD_TO_AGENT, Connection
 from jaxrun.node.channel.event_loop import EventLoop
 from jaxrun.node.channel.host_addresses import HostAddress
+from jaxrun.node.channel.rendezvous import RendezvousFile
 from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, Shutdown
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.job_record import JobRecord
@@ -115,3 +117,30 @@ def test_a_signal_ends_the_wait_and_the_agents_that_have_come(port):
     received = []
     wait_until(lambda: received.extend(agents[0].receive()) or received or agents[0].lost_reason)
     assert received == [Shutdown(143)] or agents[0].lost_reason  # it may have come too late to be told
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """The rendezvous file that the head writes."""
+    monkeypatch.chdir(tmp_path)
+    return RendezvousFile(tmp_path / "rendezvous")
+
+
+def test_a_signal_before_the_job_begins_leaves_no_rendezvous_file(file):
+    came = []
+    thread = later(
+        lambda: came.append(connect(file.read, 1, 10.0)),  # so the head waits by now
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
+    assert run_job.run(plan(), {}, endpoint=Endpoint(TOKEN, rendezvous=file)) == 143
+    thread.join()
+    came[0].connection.close()
+    assert not file.path.exists()
+
+
+def test_a_job_that_cannot_begin_leaves_no_rendezvous_file(file, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "other").touch()
+    with pytest.raises(UsageError, match="is not empty"):
+        run_job.run(plan(run_dir=tmp_path / "run", init_timeout=0.1), {}, endpoint=Endpoint(TOKEN, rendezvous=file))
+    assert not file.path.exists()

@@ -13,11 +13,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
 from harness import TIME_LIMIT, extended, read_events, wait_until, wait_until_gone, write_fake_runtime
+
+from jaxrun.analysis.verdict.verdict import Verdict, to_json
+from jaxrun.protocol.auth import job_fingerprint
+from jaxrun.records.rundir.rundir import create
 
 Commands = list[subprocess.Popen[str]]
 TOKEN = {"JAXRUN_TOKEN": "5" * 64}
@@ -362,6 +367,26 @@ def test_new_pods_continue_the_job_in_the_run_directory_that_outlives_them_until
     assert (verdict["outcome"], verdict["attempt"]) == ("ok", 2)
     hosts(words, env=env)
     assert ended(pods[4:])[0][0] == 2
+
+
+def test_a_new_pod_that_waits_for_the_run_directory_of_a_job_that_ends_well_leaves_it_as_it_is(hosts, tmp_path) -> None:
+    run_dir = tmp_path / "run"
+    earlier = create(run_dir, base=tmp_path, name="train", now=datetime.now())
+    earlier.claim()
+    requeue_id = f"token {job_fingerprint(TOKEN['JAXRUN_TOKEN'])}"
+    earlier.write_text("job.json", json.dumps({"requeue_id": requeue_id}))
+    env = TOKEN | write_fake_runtime(tmp_path) | {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JAXRUN_TERMINATION_LOG": "t"}
+    (pod,) = hosts(
+        ["-n", "2", "--init-timeout", "20", "--run-dir", str(run_dir), "by_hand.py", SLEEPS, SLEEPS], env=env
+    )
+    assert pod.stderr is not None
+    next(line for line in pod.stderr if "waiting until it has ended" in line)
+    verdict = to_json(Verdict("ok", 0, {}, headline="", startup=0.0, run=0.0))
+    earlier.write_text("verdict.json", verdict)
+    earlier.close()
+    ((code, _, err),) = ended([pod])
+    assert code == 2 and "has ended well meanwhile" in err, err
+    assert (run_dir / "verdict.json").read_text() == verdict
 
 
 @pytest.mark.parametrize("ends_by", ["signal", extended("time")])

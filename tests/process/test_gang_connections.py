@@ -7,6 +7,7 @@ import socket
 import struct
 import tempfile
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gang_by_hand import gang
 from listener_thread import ListenerThread, wait_until
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
+from jaxrun.frontends.gang import rank_connections
 from jaxrun.frontends.gang.rank_connections import RankListener
 from jaxrun.protocol.gang_connection import GangMessageReader
 from jaxrun.protocol.gang_messages import GangMessageKind, pack
@@ -144,6 +146,21 @@ def test_the_end_of_the_launcher_wakes_a_poll_only_once(gang):
     assert gang.connections.poll(60) == []
     gang.ranks[1].send(1)
     assert [rank for rank, _ in gang.connections.poll(60)] == [1]
+
+
+def test_connections_to_hosts_that_have_vanished_end_some_time_after_the_launcher(gang, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(rank_connections, "time", SimpleNamespace(monotonic=lambda: now))
+    assert gang.connections.poll(0) == []  # silence means nothing while there is a launcher
+    gang.end_launcher()
+    assert gang.connections.poll(0) == []
+    now += 60
+    gang.ranks[1].send("last words")  # they count, although this process has not polled for so long
+    (received,) = gang.connections.poll(0)
+    assert received[0] == 1 and received[1].load() == "last words"
+    assert gang.connections.poll(0) == []
+    now += 60
+    assert gang.connections.poll(0) == [(0, None), (1, None)] and gang.connections.ranks == ()
 
 
 def interrupt_in_another_thread():

@@ -15,6 +15,7 @@ import jaxrun
 from jaxrun.frontends.gang.call_events import RankMessage, Returned
 from jaxrun.frontends.gang.gang_job import check_start
 from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.frontends.notebook.completion import complete_name
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,30 @@ def test_a_rank_that_is_killed_between_two_calls(lasting, capsys):
     assert select.select([process], [], [], 60)[0]
     os.close(process)
     rebuilt(lasting, capsys, "between two calls, rank 1 of 2 was killed by SIGKILL (9), as its gang asked")
+
+
+def test_a_launcher_that_is_killed_is_blamed_at_once(lasting, capsys, monkeypatch):
+    monkeypatch.setattr("jaxrun.frontends.gang.call._VERDICT_TIMEOUT_S", 60.0)
+    began = time.monotonic()
+    with pytest.raises(jaxrun.WorkerDied) as caught, lasting.start_call(time.sleep, 60) as call:
+        os.kill(psutil.Process(lasting.workers[0].pid).ppid(), signal.SIGKILL)
+        call.results(100)
+    assert str(caught.value) == "the launcher of this gang was killed or failed, and its ranks ended with it"
+    assert caught.value.status == 1 and time.monotonic() - began < 30
+    rebuilt(lasting, capsys, "ended")
+
+
+def test_a_rank_that_does_not_answer_the_tab_key_keeps_its_variables(lasting):
+    lasting["losses"] = 7
+    assert complete_name(lasting, "los") == ["losses"]
+    lasting.pause(1)
+    try:
+        assert complete_name(lasting, "los") == [] and lasting.healthy
+        assert complete_name(lasting, "los") == []  # the first question has no answer yet
+    finally:
+        os.kill(lasting.workers[1].pid, signal.SIGCONT)
+    assert lasting["losses"] == (7, 7)
+    assert complete_name(lasting, "los") == ["losses"]
 
 
 @pytest.mark.jax_version

@@ -165,6 +165,13 @@ def test_a_line_that_is_written_in_pieces_stays_one_line_unless_its_rank_may_be_
     assert captured.finish()[0] == b"[0] loss \n[2] loss 3.25\n[1] loss 3.25\n[0] 3.25\n"
 
 
+def test_lines_that_wait_for_the_same_ones_of_others_stand_before_a_debuggers_prompt(capture):
+    captured = capture(2, merged=True, grouped=("out",))
+    captured.output.write(0, "out", b"loss is nan\n")
+    captured.output.show_debugger("> train.py(3)<module>()\n(Pdb) ")
+    assert captured.finish()[0] == b"[0] loss is nan\n> train.py(3)<module>()\n(Pdb) "
+
+
 def test_a_long_silence_shows_an_unfinished_line(captured):
     captured.output.write(0, "out", b"...")
     captured.wait(PARTIAL_LINE_DELAY_S)

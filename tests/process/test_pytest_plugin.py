@@ -248,6 +248,17 @@ def test_a_breakpoint_and_a_failure_open_a_debugger_on_one_rank(tmp_path: Path) 
     assert ("--- rank 0 ---" in text) != ("--- rank 1 ---" in text)
 
 
+@pytest.mark.extended
+def test_ranks_at_a_breakpoint_before_a_collective_have_the_terminal_in_turn(tmp_path: Path) -> None:
+    (tmp_path / "collective.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('first', ['c', 'n'])\n@pytest.mark.processes(2, timeout=60)\n"
+        "def test(gang, first):\n    from jax.experimental import multihost_utils\n"
+        "    breakpoint()\n    multihost_utils.sync_global_devices('after')\n"
+    )
+    done = run(tmp_path, "collective.py", stdin="c\nc\nn\nn\nc\nc\n")
+    assert "2 passed" in done.out and done.out.count("has not come back from that step") == 1, done.out
+
+
 def test_a_session_without_marked_tests_loads_and_starts_next_to_nothing(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, "unmarked.py").out
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from agent_by_hand import SLEEPS, ByHand
-from harness import TIME_LIMIT, is_alive, wait_until_dead, wait_until_gone
+from harness import TIME_LIMIT, is_alive, wait_until, wait_until_dead, wait_until_gone
 from msgspec.structs import replace
 
 from jaxrun import __version__
@@ -27,6 +27,7 @@ from jaxrun.protocol.agent_messages import (
     OutputCredit,
     Shutdown,
     SignalWorker,
+    StartAgain,
     StartWorkers,
     StreamEnded,
     ToRanks,
@@ -112,6 +113,18 @@ def test_an_agent_of_several_ranks_starts_them_together_and_an_order_may_be_for_
     assert head.shut_down(0) == (0, "")
 
 
+def test_an_agent_that_was_started_again_with_other_ranks_obeys_orders_for_all_that_it_gets(by_hand):
+    head = by_hand(rank=2, size=4, ranks="2")
+    assert head.admit().agent == 2
+    orders = [head.order(*[SLEEPS] * 4, rank=rank, local_rank=rank - 2) for rank in (2, 3)]
+    head.send(StartWorkers(tuple(start for order in orders for start in order.workers)))
+    head.until(lambda: sum(isinstance(one, WorkerSpawned) for one in head.received) == 2)
+    head.send(SignalWorker(signal.SIGKILL))
+    head.until(lambda: sum(isinstance(one, WorkerExited) for one in head.received) == 2)
+    assert {one.rank for one in head.received if isinstance(one, WorkerExited)} == {2, 3}
+    assert head.shut_down(0) == (0, "")
+
+
 def test_a_failure_is_reported_before_the_exit_and_logs_are_written_here_where_they_can_be(by_hand, tmp_path):
     head = by_hand()
     head.run("run(); print('hello'); fail('bad record', 3)", log_dir=str(tmp_path), show_output=False)
@@ -144,6 +157,39 @@ def test_signals_and_stacks_of_a_running_worker_which_leaves_nothing(by_hand, tm
     assert head.output() == b"ready\n-15\n-10\n" and is_alive(pid)
     assert head.shut_down(143)[0] == 143
     assert not is_alive(pid) and not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_the_next_process_of_a_rank_gets_no_signal_for_the_stacks_of_its_last_one(by_hand):
+    head = by_hand()
+    deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
+    pid = head.run(f"run(); {deaf}; print('ready', flush=True); time.sleep(600)")
+    head.until(lambda: b"ready" in head.output())
+    asked_at = time.monotonic()
+    head.send(RankQuery(7, RankDetail.STACKS))
+    os.kill(pid, signal.SIGKILL)
+    head.expect(WorkerExited)
+    head.send(StartAgain())
+    again = head.expect(WorkerSpawned).pid
+    kinds = [type(message) for message in head.received]
+    assert kinds.index(RankReply) < kinds.index(WorkerExited), "nobody waits for an answer that cannot come"
+    time.sleep(max(0.0, asked_at + 0.6 - time.monotonic()))  # the last signal would come after 0.4 s
+    assert is_alive(again) and head.shut_down(0)[0] == 0
+
+
+def test_c_frames_of_a_process_that_has_ended_are_not_waited_for(by_hand, tmp_path):
+    py_spy, has_begun = tmp_path / "py-spy", tmp_path / "begun"
+    py_spy.write_text(f"#!/bin/sh\ntouch {has_begun}\nexec sleep 600\n")
+    py_spy.chmod(0o755)
+    changes = f"from jaxrun.node.agent import pyspy; pyspy.find_pyspy = lambda: {str(py_spy)!r}"
+    head = by_hand(changes=changes)
+    pid = head.run(SLEEPS)
+    head.send(RankQuery(7, RankDetail.NATIVE_STACKS))
+    wait_until(has_begun.exists, "py-spy's start")
+    os.kill(pid, signal.SIGKILL)
+    head.expect(WorkerExited)
+    (reply,) = (message for message in head.received if isinstance(message, RankReply))
+    assert "worker_by_hand.py" in reply.stacks and "it said nothing" in reply.native_stacks
+    assert head.shut_down(0)[0] == 0
 
 
 def test_the_loss_of_the_head_ends_the_worker(by_hand):

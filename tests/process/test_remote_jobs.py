@@ -148,6 +148,18 @@ def test_a_launch_command_that_ends_during_the_x(start):
     assert "a script ended with status 1 before the job was over; it said:\n  node failure" in ended.err
 
 
+def test_a_launch_command_that_was_started_again_leaves_no_file_open_in_the_launcher(start):
+    job = start(
+        "run(); os.environ['JAXRUN_ATTEMPT'] == '3' or os.kill(os.getppid(), 9); time.sleep(600)", max_restarts=2
+    )
+    job.wait_for_event("WorkerSpawned", 3)
+    files = Path(f"/proc/{job.process.pid}/fd").iterdir()
+    logs = [file for file in files if os.path.realpath(file).endswith(LOG_NAME)]
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.end().code == 130
+    assert 1 <= len(logs) <= 2  # the second one may not have ended when the third attempt begins
+
+
 DIES = (
     "import os; from jaxrun.node.agent import __main__, agent_process; "
     "agent_process.make_report = lambda *words: os.kill(os.getpid(), 9); __main__.main()"

@@ -80,6 +80,25 @@ threading.Thread(target=late).start()
 """,
     "thread-fails": "import threading; threading.Thread(target=lambda: 1 / 0, name='loader').start()",
     "daemon": "import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+    "late-signals": """
+import signal, time
+def fail(number, frame):
+    raise TimeoutError("late")
+signal.signal(signal.SIGALRM, fail)
+class Keeper:
+    def __del__(self):
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)  # again and again, until the worker has gone
+        time.sleep(0.1)
+        print("finalized")
+keeper = Keeper()
+""",
+    "signal-while-threads-run": """
+import atexit, signal, sys, threading, time
+signal.signal(signal.SIGALRM, lambda *_: sys.exit(3))
+atexit.register(print, "handler")
+threading.Thread(target=time.sleep, args=(99,)).start()
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+""",
     "open-files": """
 import gzip
 text = open("text", "w")
@@ -124,6 +143,7 @@ def cases(run_cases, request):
 STATUS = {
     **{"number": 3, "text": 1, "object": 1, "raises": 1, "interrupted": 130},
     **{"own-hook": 1, "handlers": 0, "handlers-after-failure": 1, "closes-channel": 0, "takes-channels-number": 0},
+    **dict.fromkeys(("late-signals", "signal-while-threads-run"), 0),
     **dict.fromkeys(("thread", "thread-fails", "daemon", "open-files", "c-output"), 0),
 }
 
@@ -174,6 +194,12 @@ def test_nothing_is_written_to_a_file_that_has_reused_the_channels_descriptor(ca
 
 def test_threads_are_waited_for_and_find_the_programs_globals(cases):
     assert cases["thread"].out == "a global __main__\nhandler\n"
+
+
+def test_a_signal_handler_that_raises_ends_the_wait_for_threads_as_in_python_and_is_not_run_later(cases):
+    assert (cases["late-signals"].out, cases["late-signals"].err) == ("finalized\n", "")
+    assert cases["signal-while-threads-run"].out == "handler\n"
+    assert cases["signal-while-threads-run"].err.endswith("SystemExit: 3\n")
 
 
 def test_a_failed_thread_is_reported_and_printed(cases):

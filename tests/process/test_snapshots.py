@@ -173,6 +173,25 @@ def test_threads_of_a_rank_take_turns(tmp_path: Path) -> None:
     assert result.code == 0 and lines(result, "[]"), result
 
 
+LAST = """
+import time, numpy as np, jaxrun_runtime as jr
+from jaxrun_runtime.state_snapshots.host_memory import HostMemory
+complete = HostMemory.complete
+def complete_slowly(*arguments):
+    time.sleep(0.5)
+    complete(*arguments)
+HostMemory.complete = complete_slowly
+for step in range(2):
+    jr.snapshot(step, {"x": np.zeros(8)})
+"""
+
+
+def test_a_program_that_ends_well_waits_until_its_last_snapshot_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "last.py").write_text(LAST)
+    result = jaxrun(tmp_path, "-n", "2", "--simulate-hosts", "2", "last.py")
+    assert result.code == 0 and [event["step"] for event in result.events("CheckpointSaved")] == [0, 1], result
+
+
 @pytest.mark.extended
 def test_a_directory_of_the_job_that_is_not_this_users_alone_is_named_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(

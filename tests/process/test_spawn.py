@@ -98,6 +98,19 @@ def test_a_failed_start_leaves_nothing_open(tmp_path):
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
+@pytest.mark.parametrize(("module", "function"), [(os, "memfd_create"), (spawn, "open_stdin")])
+def test_where_not_all_descriptors_of_a_worker_can_be_opened_none_stays_open(monkeypatch, module, function):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    gc.collect()  # of tests before this one
+    setup, before = setup_of(_plan("/bin/true"), os.environ), os.listdir("/proc/self/fd")
+    monkeypatch.setattr(module, function, refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        spawn.fork_request(setup, setup.workers[0])
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_the_fork_server_is_given_its_role_and_has_no_streams_but_stderr(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nprintf "%s|" "$@" $(readlink /proc/$$/fd/0 /proc/$$/fd/1) > {tmp_path}/arguments\n')
@@ -248,9 +261,11 @@ def test_srun_names_the_agents_that_have_ended_with_an_error(launch):
     assert ended(launch("echo 'srun: error: h1: task 0: Killed'", engine=SLURM)).failed_agents() == set()
 
 
-def test_one_that_is_not_there_is_an_error(tmp_path):
+def test_one_that_is_not_there_is_an_error_and_leaves_no_file_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
     with pytest.raises(FileNotFoundError):
-        LaunchProcess(LaunchCommand(SLURM, "srun", (str(tmp_path / "srun"),)), {}, None)
+        LaunchProcess(LaunchCommand(SLURM, "srun", (str(tmp_path / "srun"),)), {}, tmp_path)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_no_planted_link_is_written_through(tmp_path, monkeypatch):

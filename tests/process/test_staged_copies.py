@@ -8,6 +8,7 @@ import subprocess
 import sysconfig
 import threading
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from jaxrun.node.staging import copies as copies_module
 from jaxrun.node.staging.copies import Copies
 from jaxrun.node.staging.directory_copy import copied_link, copy_directory, list_directory
 from jaxrun.node.staging.interpreter import base_python, usable_environment
+from jaxrun.node.staging.transfer import pass_on
 from jaxrun.protocol.addresses import Address
+from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.staging_messages import CopyStaged, Stage, StagedContent, StagedCopied
 from jaxrun.protocol.worker_command import worker_argv
 
@@ -406,6 +409,31 @@ def test_a_copy_that_was_changed_is_given_to_nobody(launcher, tmp_path, monkeypa
     with host(tmp_path, 1, port, content) as (taker, _):
         assert taker.copy(CopyStaged("", 0), lambda: False) == StagedCopied(1, 0, error.format(port=port))
     assert os.listdir(disk(tmp_path, 1)) == []
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_copy_that_another_job_brings_after_the_giver_was_asked_for_it_is_received_too(copies, tmp_path, place):
+    folders = [tmp_path / f"source {number}" for number in range(3)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").write_bytes(os.urandom(2**20))
+    staged = [StagedContent((str(folder),), copied(copies, folder), NBYTES) for folder in folders]
+    (tmp_path / "host").mkdir()
+    own, others = Copies(str(tmp_path / "host")), Copies(str(tmp_path / "host"))
+
+    class Giver(BlockingConnection):
+        def send_bytes(self, data, note=b""):
+            super().send_bytes(data, note)
+            assert copied(others, folders[place]) == staged[place].name
+
+    ends = socket.socketpair()
+    with ThreadPoolExecutor(1) as pool, ends[0], ends[1]:
+        given = pool.submit(pass_on, staged, copies, None, [BlockingConnection(ends[0], None, "the taker")])
+        assert pass_on(staged, own, Giver(ends[1], None, "the giver"), []) == 3 * NBYTES
+        assert given.result(60) == 0
+    for folder, content in zip(folders, staged, strict=True):
+        assert contents(copies_of(own) / content.name / "copy") == contents(folder)
+    assert sorted(os.listdir(own.path)) == sorted(content.name for content in staged)
 
 
 def test_who_does_not_know_the_token_gets_nothing(launcher, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """A rank that waits in the kernel where no signal reaches it (state D), as in a file system or a driver that hangs."""
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -60,6 +61,7 @@ def test_stall_timeout_gives_up_a_rank_that_no_signal_reaches_and_says_why(froze
         assert process_state(pids[1]) == "D"
     said = " ".join((tmp_path / "screen").read_text().split())
     assert "rank 1 waits in the kernel for a disk, a file server or a driver, and rank 0 waits for it" in said
-    assert f"waiting for rank 1 to end, which was sent SIGKILL; jaxrun gives it up in {UNANSWERED_S - 2:.0f} s" in said
+    waits = re.search(r"waiting for rank 1 to end, which was sent SIGKILL; jaxrun gives it up in (\d+) s", said)
+    assert waits is not None and int(waits[1]) <= UNANSWERED_S - 2, said
     assert "its process waits in the kernel for a disk, a file server or a driver (state D)" in said
     assert 4 + UNANSWERED_S < taken < 60

@@ -124,6 +124,7 @@ def test_a_programs_own_handler_of_sigterm_is_run(tmp_path: Path, script) -> Non
         job.wait_for_output("ready")
         job.process.terminate()
         assert job.result().code == 75
+        assert len(job.events("SignalRanks")) == 1, "it ran at the first signal, for which the main thread woke"
 
 
 @pytest.mark.extended

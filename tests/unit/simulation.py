@@ -9,7 +9,7 @@ from jaxrun.analysis.verdict.stack_text import describe_stacks, format_stall_not
 from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
-from jaxrun.controller.head.head_state import HeadJob, HeadOptions, TimeLimits
+from jaxrun.controller.head.head_state import HeadJob, HeadOptions, JobPhase, TimeLimits
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import LinkId
 from jaxrun.job_events.actions import (
@@ -23,6 +23,7 @@ from jaxrun.job_events.actions import (
     ReadTerminalLine,
     RecordTime,
     Send,
+    SendToAgents,
     ShowTerminalText,
     SignalRanks,
 )
@@ -31,7 +32,10 @@ from jaxrun.protocol.agent_messages import (
     AgentConnected,
     AgentReport,
     InjectFault,
+    NextAttempt,
+    Shutdown,
     StartAgain,
+    StartWorkers,
     WorkerExited,
     WorkerSpawned,
 )
@@ -57,8 +61,8 @@ from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.fault_spec import parse_faults
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
-from jaxrun.spec.job.rank_placement import agents_by_rank
 from jaxrun.spec.job.worker_assignment import LauncherSettings
+from jaxrun.text import format_ranks
 
 JOB_ID = "ab" * 16
 REAPED_AFTER_S = 0.001
@@ -114,6 +118,10 @@ class Simulation:
         keep_survivors=False,
         returns=0,
         returns_used=0,
+        spares=(),
+        in_pods=False,
+        stage=(),
+        plan=None,
     ):
         self.size = size
         self.hosts = hosts or dict.fromkeys(range(size), "h1")
@@ -127,6 +135,7 @@ class Simulation:
         self.printed = []  # (time, text)
         self.statuses_shown = []  # the same, of lines that are shown until the next
         self.injected = []  # (time, kind, ranks)
+        self.losses = []  # what was printed of ranks without which others go on
         self.outcome = None
         self.finished_at = None
         self.stacks = {}  # rank → dump, for those that answer
@@ -177,12 +186,25 @@ class Simulation:
             "keep_survivors": keep_survivors,
             "returns": returns,
             "returns_used": returns_used,
+            "in_pods": in_pods,
         }
         asked = HeadOptions(has_other_clocks=False, **options)
-        registry = make_registry(size, platform=PLANNED.get(platform, platform), devices_per_process=local_devices)
-        self.head = Head(HeadJob(self.hosts, agents_by_rank(size), expected, limits, asked), 0.0, registry)
+        of_job = {"platform": PLANNED.get(platform, platform), "devices_per_process": local_devices}
+        if spares:
+            of_job |= {"ranks_on": tuple(self.hosts.values()), "spare_hosts": spares, "spares": 1, "max_restarts": 1}
+            of_job |= {"stage": stage}
+        registry = make_registry(size, **of_job)
+        if plan is not None:
+            registry = AgentRegistry(plan, LauncherSettings({}, "", ""), Roster.of(plan))
+        self.roster = registry.roster
+        self.head = Head(HeadJob(self.hosts, self.roster.placement.agents, expected, limits, asked), 0.0, registry)
         for rank in range(size):  # what their agents are told to start is nobody's concern here
             self.head.handle(self._report(rank), 0.0)
+        for number, host in enumerate((*self.hosts.values(), *spares) if spares else ()):
+            self.roster.arrive(number, number)
+            self.roster.say(number, AgentConnected(number, host))
+            if number >= size:
+                self.roster.add_report(report(number, host, size))
 
     def _report(self, rank):
         host = self.hosts.get(rank, "h9")
@@ -322,8 +344,20 @@ class Simulation:
                 self.sent.append((self.now, action.ranks, action.message))
                 if isinstance(action.message, StartAgain):
                     self.exited = {rank: status for rank, status in self.exited.items() if rank not in action.ranks}
+            case SendToAgents(agents=agents, message=Shutdown()):
+                self.sent.append((self.now, agents, action.message))
+            case SendToAgents(message=NextAttempt()):
+                self.sent.append((self.now, action.message.ranks, action.message))
+            case SendToAgents(message=StartWorkers()) if self.head.phase is JobPhase.RUNNING:
+                ranks = tuple(start.worker.rank for start in action.message.workers)
+                self.sent.append((self.now, ranks, action.message))
+                self.exited = {rank: status for rank, status in self.exited.items() if rank not in ranks}
             case PrintLoss():
-                self.printed.append((self.now, f"rank {action.worker.rank} is lost, {action.others} go on"))
+                self.losses.append(action)
+                where = f", starts on {action.spare}" if action.spare else ""
+                names = format_ranks([loss.worker.rank for loss in action.losses])
+                be = "is" if len(action.losses) == 1 else "are"
+                self.printed.append((self.now, f"{names} {be} lost, {action.others} go on{where}"))
             case PrintStacks():
                 self.printed.append((self.now, f"{action.heading}{describe_stacks(action.stacks)}"))
             case PrintStallNotice():
@@ -376,13 +410,14 @@ class Simulation:
 HEAD_ADDRESS = "10.0.0.9"
 
 
-def make_registry(size, *, given=None, run_dir="/shared/run", directory="/shared", agents=0, **wanted):
+def make_registry(
+    size, *, given=None, run_dir="/shared/run", directory="/shared", agents=0, ranks_on=(), spare_hosts=(), **wanted
+):
     """Where the agents of a job of so many ranks report; `wanted` are fields of its Job."""
     job = Job(**{"program": ("train.py",), "backend": "mpirun", "platform": "cpu", "processes": size, **wanted})
-    command = LaunchCommand(
-        OPEN_MPI, "mpirun", ("mpirun",), agent_hosts=("?",) * agents, size=agents, survive_host_loss=True
-    )
-    plan = plan_remote(job, {}, JOB_ID, command, ["?"] * size)
+    there = (*ranks_on, *spare_hosts) or ("?",) * agents
+    command = LaunchCommand(OPEN_MPI, "mpirun", ("mpirun",), agent_hosts=there, size=agents, survive_host_loss=True)
+    plan = plan_remote(job, {}, JOB_ID, command, ranks_on or ["?"] * size, (), spare_hosts)
     return AgentRegistry(
         plan,
         LauncherSettings(given or {}, run_dir, run_dir),

@@ -3,14 +3,18 @@
 import signal
 
 import pytest
+from remote_plans import hand_plan
 from simulation import make_registry, report
 
+from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.controller.head.consistency import Expected
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.head.head_state import HeadJob, JobPhase, TimeLimits
+from jaxrun.controller.roster import Roster
 from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, StartFailed, WorkerExited, WorkerSpawned
 from jaxrun.protocol.worker_messages import Exit, Join, Run
+from jaxrun.spec.job.worker_assignment import LauncherSettings
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2"}
 CLOSED = "the connection to its agent was closed"
@@ -239,6 +243,20 @@ def test_the_hosts_are_known_once_all_reports_are_in(awaiting):
     awaiting.handle(WorkerSpawned(0, 1), WorkerSpawned(1, 2), AgentLost(1, CLOSED)).wait(1)
     assert [end.host for end in awaiting.outcome.workers] == ["h1", "h2"]
     assert awaiting.lines == ["rank 1 (h2) failed; stopping 1 other"]
+
+
+@pytest.mark.parametrize("failed", [(), (0,)])
+def test_an_agent_that_is_lost_when_it_has_started_some_of_its_workers_leaves_none_to_wait_for(simulate, failed):
+    hosts = {0: "h1", 1: "h1", 2: "h2", 3: "h2", 4: "h3", 5: "h3"}
+    job, plan = simulate(6, hosts=hosts), hand_plan(2, wait_hosts=None)
+    registry = AgentRegistry(plan, LauncherSettings({}, "", ""), Roster.of(plan))
+    limits = TimeLimits(60.0, None, 5.0, 30.0)
+    job.head = Head(HeadJob(hosts, registry.agents, Expected(6, "ab" * 16, "cpu", 1), limits), 0.0, registry)
+    job.handle(*(report(agent, hosts[agent], 6) for agent in registry.agents)).spawn(0, 1, 2, 4, 5).exit(-9, *failed)
+    job.stuck = {2, 3}
+    job.handle(AgentLost(2, CLOSED)).wait(20)
+    assert job.finished_at < 1 and job.outcome.unanswered == ()
+    assert job.outcome.end.reason == ("failed" if failed else "unavailable")
 
 
 def test_agents_that_do_not_report_are_named_with_the_listen_address(awaiting):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fakes import NotingAgent, NotingRelay
 
-from jaxrun.errors import NotUniformError
+from jaxrun.errors import JaxrunError, NoPlaceError, NotUniformError, UnavailableError
 from jaxrun.node.agent.agent_states import (
     HEAD_LOST,
     AgentState,
@@ -137,11 +137,22 @@ def test_an_agent_that_is_told_to_end_and_loses_its_head_at_once_was_told_first(
     assert linked.supervising().run() is HEAD_LOST and linked.link.stopped_by == signal.SIGTERM
 
 
-@pytest.mark.parametrize("state", ["connecting", "waiting"])
-def test_a_head_that_refuses_the_agent_says_why(linked: Linked, state: str) -> None:
-    linked.head.send(AgentRefused("the job has 4 ranks"))
-    with pytest.raises(NotUniformError, match="the job has 4 ranks"):
+@pytest.mark.parametrize(
+    ("state", "refused", "error"),
+    [
+        ("connecting", {}, NoPlaceError),
+        ("waiting", {}, NotUniformError),
+        ("waiting", {"is_taken": True}, UnavailableError),
+        ("waiting", {"may_return": True}, NoPlaceError),
+    ],
+)
+def test_a_head_that_refuses_the_agent_says_why(
+    linked: Linked, state: str, refused: dict[str, bool], error: type[JaxrunError]
+) -> None:
+    linked.head.send(AgentRefused("the job has 4 ranks", **refused))
+    with pytest.raises(JaxrunError, match="the job has 4 ranks") as raised:
         getattr(linked, state)().run()
+    assert type(raised.value) is error
 
 
 @pytest.mark.parametrize("by_terminal", [True, False])

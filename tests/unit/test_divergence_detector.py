@@ -13,7 +13,7 @@ from jaxrun.job_events.events import Requested
 from jaxrun.protocol.agent_messages import WorkerExited
 from jaxrun.protocol.flight import PendingCall, ProgramDetails
 from jaxrun.protocol.job_messages import AnswerState, StacksRequest
-from jaxrun.protocol.query_messages import FlightAtEnd
+from jaxrun.protocol.query_messages import FlightAtEnd, RankReply
 from jaxrun.protocol.worker_messages import CallMismatch, Proceed
 
 IN_JAX = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
@@ -257,6 +257,16 @@ def test_an_end_that_is_in_step_is_not_put_off(record):
     assert end_well(record).outcome.divergences == ()
 
 
+def test_a_late_answer_of_another_rank_does_not_bring_back_calls_from_before_a_ranks_end(record):
+    record.answers = False  # they come by hand
+    record.wait(1.1)
+    ((_, _, asked),) = record.queries
+    answers = [RankReply(rank, 1, flight=flight("a")) for rank in asked]
+    record.handle(*answers[:2], FlightAtEnd(0, flight("a", "b"))).done(0)
+    record.handle(answers[2], *(FlightAtEnd(rank, flight("a", "b")) for rank in (1, 2))).done(1, 2)
+    assert record.exit(0, 0, 1, 2).wait(5).outcome.end.reason == "ok" and record.outcome.divergences == ()
+
+
 def test_extra_calls_of_some_ranks_are_reported_after_success(record):
     record.flights = same(flight("a", "b"), flight("a"))
     end_well(record).wait(5)
@@ -295,6 +305,16 @@ def test_a_rank_that_went_on_without_a_finished_one_is_stopped_soon(record):
     record.flights = {0: flight("a", pending=entered), 1: flight("a", pending=entered), 2: flight("a")}
     record.handle(FlightAtEnd(2, flight("a"))).done(2).wait(8)
     assert record.outcome.end.reason == "early-exit" and record.outcome.decided_at < 4
+
+
+def test_a_finished_rank_that_has_made_the_call_is_not_said_to_lack_it(record):
+    usual = ["a"] * 7
+    record.flights = {0: flight(*usual[:4]), 1: flight(*usual), 2: flight(*usual[:3])}
+    record.handle(*(FlightAtEnd(rank, record.flights[rank]) for rank in (1, 2))).done(1, 2)
+    record.handle(call(0, 5, key="b", waits=False)).wait(4)
+    (text,) = record.lines
+    assert "rank 2:  has made only 3 calls and is finished" in text and "rank 1: not known" in text
+    assert "made only 7" not in text and "only rank 0" not in text
 
 
 def differ(job, ours, theirs):

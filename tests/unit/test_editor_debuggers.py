@@ -67,6 +67,13 @@ def test_the_clocks_go_on_where_debugpy_does_not_let_go_and_the_rank_can_be_debu
     assert [one.state for one in answers(job, "2.1")] == [AnswerState.PROGRESS]
 
 
+def test_the_clocks_go_on_where_the_client_went_before_debugpy_was_up_and_the_rank_is_not_let_go():
+    job = Simulation(2, job=60.0).run().handle(Requested("1.1", DebugRequest(1)), RequestEnded("1.1"))
+    job.handle(DebugpyStarted(1, 1)).wait(STOP_TIMEOUT_S + 1)
+    assert "rank 1 has not let go of its debugger in 10 s" in answers(job)[-1].text
+    assert isinstance(job.wait(60).outcome.end, TimedOut)
+
+
 def test_a_rank_is_let_go_where_jaxrun_fails_at_what_an_editor_sends(monkeypatch):
     job = debug(Simulation(2).run())
     with monkeypatch.context() as patch:

@@ -54,7 +54,7 @@ def test_numbers_of_the_text_stand_in_the_sentences():
 
 @pytest.mark.parametrize("text", ["", "bad record in shard 2", "KeyError: 'x'", "Connection reset by peer", FILTERED])
 def test_an_unknown_text_is_not_explained(text):
-    assert error_lookup.find_explanation(text, text) == error_lookup.Explanation()
+    assert error_lookup.find_explanation(text, text) == error_lookup.ErrorExplanation()
 
 
 CHAIN = (

@@ -13,8 +13,25 @@ from jaxrun.analysis.verdict.verdict import Verdict
 from jaxrun.errors import UsageError
 from jaxrun.frontends.top import feed
 from jaxrun.frontends.top.feed import last_line_of
-from jaxrun.job_events.actions import PrintLine, RecordLoss, RecordReturn, RecordTime, Send, SignalRanks
-from jaxrun.job_events.events import AttemptEnded, AttemptStarted, FaultRequested, ParentExited, Requested, Tick
+from jaxrun.job_events.actions import (
+    PrintLine,
+    RecordClock,
+    RecordLoss,
+    RecordReplacement,
+    RecordReturn,
+    RecordTime,
+    Send,
+    SignalRanks,
+)
+from jaxrun.job_events.events import (
+    AgentLost,
+    AttemptEnded,
+    AttemptStarted,
+    FaultRequested,
+    ParentExited,
+    Requested,
+    Tick,
+)
 from jaxrun.protocol.agent_messages import FirstOutput, InjectFault, WorkerExited, WorkerSpawned
 from jaxrun.protocol.job_messages import OverviewRequest, StacksRequest
 from jaxrun.protocol.query_messages import RankDetail, RankQuery, RankReply
@@ -98,6 +115,21 @@ def test_of_a_rank_that_came_back_the_table_has_its_first_start_and_its_last_end
         ("lost, and started again", 1005.0, 1005.6),
         ("program", 1005.6, 1009.0),
     ]
+
+
+def test_times_of_a_lost_host_are_by_its_own_clock_and_those_of_the_spare_one_by_another():
+    lines = [line(0.0, RecordClock(1, -7.0)), *job(2, hosts=2)[:-2]]
+    lines.append(line(5.0, Failed(1, 1011.9, WorkerStage.PROGRAM, 1, "ValueError", "no", "")))
+    lines.append(line(5.0, RecordLoss(1, 1, "rank 1 of 2 raised ValueError", 1)))
+    lines.append(line(5.0, RecordReplacement("h1", "h2", {2: (1,)})))
+    lines.append(line(5.1, RecordClock(1, 30.0)))
+    lines.append(line(5.2, Hello(1, "h2", 7, 975.2, 975.1, {}, "", {})))
+    lines.append(line(5.6, RecordReturn(1, 2, 0.6)))
+    lines += [line(9.0, AgentLost(2, "its host is gone"))]
+    (attempt,) = read_attempts(event_log.EventLog(lines))
+    marks = [(round(mark.time, 3), mark.name) for mark in attempt.ranks[1].marks]
+    assert marks == [(1004.9, "ValueError"), (1005.6, "takes part again"), (1009.0, "lost")]
+    assert attempt.hosts[1] == "h2" and attempt.marks[-1].name == "h2 takes the place of h1"
 
 
 def test_of_several_jobs_the_sum_of_their_time_is_shown(tmp_path):

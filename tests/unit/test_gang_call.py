@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 from gang_by_hand import NUMBER, events, gang
@@ -259,6 +260,45 @@ def test_an_error_says_that_it_costs_the_ranks_their_state(gang, monkeypatch):
     ]
 
 
+def test_results_that_have_arrived_are_received_without_any_time_to_wait(gang):
+    with gang.start_call() as call:
+        gang.ranks[0].returns("zero")
+        assert call.receive(0).value() == "zero"
+        gang.ranks[1].returns("one")
+        assert call.results(0) == ("zero", "one")
+
+
+def test_results_that_arrive_while_output_is_shown_for_too_long_are_received(gang, monkeypatch):
+    def show_slowly(printed):
+        for number, rank in enumerate(gang.ranks):
+            rank.returns(number)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(gang, "show", show_slowly)
+    with gang.start_call() as call:
+        gang.ranks[0].prints("begin\n")
+        assert call.results(0.05) == (0, 1)
+
+
+def test_a_caller_that_does_not_wait_receives_what_has_come_so_far(gang):
+    with gang.start_call() as call:
+        for _ in range(2):
+            gang.ranks[0].prints("a\n")
+            gang.ranks[1].prints("b\n")
+            received = []
+            while (event := call.receive(0)) is not None:
+                received.append(event.rank)
+                gang.ranks[0].prints("more\n")
+            assert received and len(received) < 10
+
+
+def test_a_rank_that_prints_all_the_time_does_not_put_off_a_timeout(gang, monkeypatch):
+    monkeypatch.setattr(gang, "show", lambda printed: gang.ranks[0].prints("more\n"))
+    with pytest.raises(CallTimeout), gang.start_call() as call:
+        gang.ranks[0].prints("begin\n")
+        call.results(0.05)
+
+
 def test_a_death_is_raised_as_the_launcher_explains_it(gang):
     with pytest.raises(RuntimeError, match=r"the launcher's verdict on \{1\}") as caught:
         with gang.start_call() as call:
@@ -322,6 +362,25 @@ def test_a_call_that_was_cut_short_has_no_results(gang):
     with pytest.raises(GangError, match="this call was ended while ranks 0-1 still ran"):
         call.results()
     assert call.receive().rank == 0
+
+
+def test_a_call_that_its_with_has_ended_already_has_no_results(gang, monkeypatch):
+    monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 0.01)
+    gang.on_interrupt = lambda: None
+    with gang.start_call() as call:
+        call.end()
+        with pytest.raises(GangError, match="this call was ended while ranks 0-1 still ran"):
+            call.results()
+
+
+def test_a_call_that_nobody_uses_and_that_has_ended_shows_no_progress(gang, monkeypatch):
+    refreshed = []
+    monkeypatch.setattr(gang, "refresh", refreshed.append)
+    call = gang.start_call()
+    for rank in gang.ranks:
+        rank.returns()
+    call.finish()
+    assert gang.ended == 1 and not refreshed
 
 
 def test_a_call_that_nobody_uses_is_finished_and_its_output_and_error_shown(gang, monkeypatch, capsys):

@@ -66,6 +66,10 @@ REFUSED = [
     *(({"env": env}, r"env of a gang must map names to strings, not \{") for env in ({"A": 1}, {2: "x"}, {"A": None})),
     *(({"preload": preload}, "preload of a gang must be auto, none or names of modules") for preload in ("a b", ["9"])),
     ({"options": "--keep-survivors --max-restarts 1"}, "cannot have --keep-survivors: a gang that loses a rank starts"),
+    *(
+        ({"options": options}, "cannot have --max-restarts: a gang that loses a rank starts")
+        for options in ("--grace 7 --max-restarts 1", ["--max-restarts=2"])
+    ),
     *(({"options": options}, "options of a gang") for options in ("--env 'A", ["--grace", 5], 5)),
 ]
 

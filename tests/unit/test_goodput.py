@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from jaxrun.analysis.lockstep.pauses import PauseTimes
 from jaxrun.analysis.lockstep.repeated_calls import RepeatedCalls
 from jaxrun.analysis.lockstep.stage_times import StageTimes, UnionOfSpans
-from jaxrun.analysis.lockstep.time_spent import RUN_PARTS, Reading, TimeLedger
+from jaxrun.analysis.lockstep.time_spent import RUN_PARTS, TimeLedger, TimeReading
 from jaxrun.analysis.verdict.goodput_text import Goodput, format_goodput, is_worth_a_line, sum_up
 from jaxrun.job_events.actions import RecordTime
 from jaxrun.job_events.events import AttemptEnded, AttemptStarted
@@ -29,7 +29,7 @@ S = 1_000_000  # microseconds
 TIMES = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-100.0, 10_000.0)
 SECONDS = st.floats(0.0, 500.0)
 READINGS = st.builds(
-    Reading,
+    TimeReading,
     compiling=SECONDS,
     saving=SECONDS,
     restoring=SECONDS,
@@ -66,8 +66,8 @@ def test_the_parts_of_a_ledger_are_never_negative_and_sum_up_even_if_clocks_jump
 
 
 def test_time_before_the_first_repeated_call_is_set_up_and_later_time_is_steps_less_the_waits():
-    stepping = Reading(steps_since=1016.0, data_share=0.25, slowest_share=0.05)
-    assert ledger(Reading(), stepping, stepping) == {
+    stepping = TimeReading(steps_since=1016.0, data_share=0.25, slowest_share=0.05)
+    assert ledger(TimeReading(), stepping, stepping) == {
         "steps": pytest.approx(0.7 * 14),
         "set-up": 16.0,
         "data": pytest.approx(0.25 * 14),
@@ -76,16 +76,16 @@ def test_time_before_the_first_repeated_call_is_set_up_and_later_time_is_steps_l
 
 
 def test_steps_that_are_recognized_late_are_moved_from_the_set_up():
-    assert ledger(Reading(), Reading(steps_since=1004.0)) == {"steps": 16.0, "set-up": 4.0}
+    assert ledger(TimeReading(), TimeReading(steps_since=1004.0)) == {"steps": 16.0, "set-up": 4.0}
 
 
 def test_a_compilation_that_ends_now_has_begun_before_this_reading():
-    assert ledger(Reading(), Reading(compiling=13.0)) == {"compiling": 13.0, "set-up": 7.0}
+    assert ledger(TimeReading(), TimeReading(compiling=13.0)) == {"compiling": 13.0, "set-up": 7.0}
 
 
 def test_a_stall_lasts_from_its_notice_until_the_next_call():
     made = TimeLedger(1000.0)
-    stepping = Reading(steps_since=1000.0, calls=5)
+    stepping = TimeReading(steps_since=1000.0, calls=5)
     made.add(stepping, 1040.0)
     made.stall(30.0, 5)
     made.add(stepping, 1060.0)
@@ -95,8 +95,8 @@ def test_a_stall_lasts_from_its_notice_until_the_next_call():
 
 
 def test_what_cannot_be_seen_is_unknown():
-    assert ledger(Reading(has_steps=False, compiling=2.0)) == {"compiling": 2.0, "unknown": 8.0}
-    assert ledger(Reading(steps_since=1000.0, pausing=4.0)) == {"steps": 6.0, "unknown": 4.0}
+    assert ledger(TimeReading(has_steps=False, compiling=2.0)) == {"compiling": 2.0, "unknown": 8.0}
+    assert ledger(TimeReading(steps_since=1000.0, pausing=4.0)) == {"steps": 6.0, "unknown": 4.0}
 
 
 def repeating_since(*calls):
@@ -170,7 +170,7 @@ def test_what_the_new_process_of_a_lost_rank_compiles_counts_from_its_start(simu
     job.wait(15).flights = dict.fromkeys(range(2), stepping)
     job.wait(45).exit(-9, 1)
     job.handle(WorkerSpawned(1, 2001), job.hello(1, pid=2001), job.device_report(1))
-    job.handle(LiveRanksAsked(1, (0, 1)), LiveRanksAsked(0, (0, 1)))
+    job.handle(LiveRanksAsked(1, (0, 1), 1), LiveRanksAsked(0, (0, 1), 1))
     job.flights = {0: stepping, 1: replace(stepping, totals=TimeTotals(compiling=3.0))}
     job.wait(45).done(0, 1).exit(0, 0, 1)
     job.wait(5)
@@ -316,7 +316,11 @@ def test_the_periods_of_a_band_sum_up_to_the_parts_also_where_time_is_explained_
 def test_a_long_compilation_lies_where_it_was_in_the_band_and_steps_that_were_lost_at_the_end():
     made = TimeLedger(10.0)
     records = []
-    for now, reading in ((30.0, Reading()), (50.0, Reading(compiling=25.0)), (70.0, Reading(steps_since=50.0))):
+    for now, reading in (
+        (30.0, TimeReading()),
+        (50.0, TimeReading(compiling=25.0)),
+        (70.0, TimeReading(steps_since=50.0)),
+    ):
         made.add(reading, now)
         records.append((now, RecordTime(10.0, now, dict(made.parts))))
     started = [(0.0, AttemptStarted()), *reached(0, 1.0, 2.0, 10.0)]

@@ -1,6 +1,7 @@
 """What hosts find out of each other: who can connect to whom, how far clocks are apart; certificates of ranks."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -17,7 +18,6 @@ from jaxrun.job_events.actions import RecordClock, SendToAgents
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply, StartWorkers
 from jaxrun.protocol.probe_messages import HostFacts, PeerResults, ProbePeers
 from jaxrun.protocol.worker_messages import CoordinatorReady, Join, StartCoordinator
-from jaxrun.spec.job.rank_placement import agents_by_rank
 
 
 def startup(hosts, **wanted):
@@ -101,7 +101,7 @@ class Network:
 
     def __init__(self, ahead):
         self.ahead = ahead
-        self.offsets = ClockOffsets(HOSTS, agents_by_rank(3))
+        self.offsets = ClockOffsets(HOSTS, make_registry(3))
         self.now = 1000.0
 
     def probe(self, rank, *ways):
@@ -129,11 +129,11 @@ def test_the_shortest_round_trip_says_how_far_a_clock_is_off():
 
 
 def test_each_host_is_asked_once_by_the_first_of_its_ranks_that_live():
-    offsets = ClockOffsets(HOSTS, agents_by_rank(3))
+    offsets = ClockOffsets(HOSTS, make_registry(3))
     assert offsets.probe((0, 1, 2), 5.0) == [SendToAgents((0, 1), ClockProbe(5.0))]
     assert offsets.probe((2,), 5.0) == [SendToAgents((2,), ClockProbe(5.0))]
     assert offsets.probe((), 5.0) == []
-    shared = ClockOffsets(HOSTS, {0: (0,), 1: (1, 2)})  # one agent a host
+    shared = ClockOffsets(HOSTS, SimpleNamespace(agents={0: (0,), 1: (1, 2)}))  # one agent a host
     assert shared.probe((0, 2), 5.0) == [SendToAgents((0, 1), ClockProbe(5.0))]
 
 

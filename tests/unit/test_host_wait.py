@@ -141,6 +141,12 @@ def test_a_host_lost_while_the_job_waits_is_waited_for_as_well(waiting):
     assert waiting.starts == [(0,), (1,), (2,)]
 
 
+def test_a_host_whose_own_time_is_not_over_is_not_said_to_be_late(waiting):
+    waiting.wait(WAIT - 10).handle(AgentLost(1, CLOSED)).wait(20)
+    text = "h3 (rank 2) was not back within 5 min 0 s (--wait-hosts)"
+    assert waiting.outcome.end == HostsNotBack(text, ranks=(2,))
+
+
 def test_a_host_that_is_there_again_and_lost_again_has_all_the_time_anew(waiting):
     waiting.wait(200).handle(AgentLost(1, CLOSED)).report(1, 2)
     assert waiting.starts

@@ -6,7 +6,7 @@ import pytest
 from simulation import IN_JAX
 
 from jaxrun.analysis.diagnosis.job_end import EndedBySignal, Preempted
-from jaxrun.controller.head.interruption import REPEATED_SIGNAL_S
+from jaxrun.controller.head.head_state import REPEATED_SIGNAL_S
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.job_events.events import EndRequested
 from jaxrun.protocol.agent_messages import WorkerExited
@@ -89,10 +89,10 @@ def test_the_verdict_names_where_ranks_were_when_the_signal_came(simulate, first
 
 @pytest.mark.parametrize("signum", TERMINATION)
 def test_where_nobody_listens_to_sigterm_the_job_ends_once_its_ranks_have_said_where_they_are(simulate, signum):
-    job = simulate(3).run().listen(1).handle(SignalHandlers(1, False, False))
+    job = simulate(3).run().listen(1).handle(SignalHandlers(1, False, False)).wait(2)
     job.stacks = {1: IN_JAX}
     job.interrupt(signum).wait(1)
-    assert job.kills() == [(100, (0, 1, 2))] and not job.kills(signal.SIGTERM)
+    assert job.kills() == [(2100, (0, 1, 2))] and not job.kills(signal.SIGTERM)
     assert job.outcome.end.stacks.dumps == {0: "", 1: IN_JAX, 2: ""} and not job.outcome.end.late_stacks
     assert job.outcome.end.reason == "interrupted" and job.outcome.end.signum == signum and job.outcome.end.unheard
 
@@ -113,6 +113,34 @@ def test_ranks_that_listen_get_sigterm_and_are_killed_after_the_grace(simulate, 
         (-15, False),
         (-9, True),
     ]
+
+
+# ---- handlers that begin by giving their signals back
+
+
+def gives_back(job, *ranks):
+    """The programs of these ranks handle neither SIGINT nor SIGTERM any more."""
+    return job.handle(*(SignalHandlers(rank, False, False) for rank in ranks))
+
+
+@pytest.mark.parametrize("signum", TERMINAL)
+def test_a_rank_whose_handler_gives_its_signal_back_has_its_whole_grace(simulate, signum):
+    handles = [SignalHandlers(rank, True, True, own_termination=True) for rank in range(2)]
+    job = gives_back(simulate(2).run().handle(*handles).interrupt(signum).wait(0.1), 0, 1)
+    job.done(1).wait(25)  # rank 0 still saves
+    assert not job.kills() and len(job.killed) == 1
+    job.done(0).exit(0, 1).exit(0, 0)
+    assert job.outcome is not None and not job.kills()
+
+
+def test_ranks_that_a_scheduler_has_signalled_a_moment_before_jaxrun_have_the_grace(simulate):
+    job = gives_back(simulate(2).run().listen().wait(1), 0, 1).wait(0.1).interrupt(signal.SIGTERM).wait(25)
+    assert not job.kills() and job.lines[0].startswith("SIGTERM: asked ranks 0-1 to end (SIGTERM)")
+
+
+def test_programs_that_have_given_up_their_handlers_long_ago_do_not_listen(simulate):
+    job = gives_back(simulate(2, job=60.0, save=20.0).run().listen().wait(1), 0, 1).wait(50)
+    assert not job.killed, "SIGTERM before the time limit would end them, and nothing would be saved"
 
 
 # ---- jaxrun stop --now
@@ -312,6 +340,18 @@ ENDS = {
         3, {}, lambda job: interrupted(reached(ctrl_c(job), 1, 2).wait(10), 1, 2).exit(130, 1, 2),
         [(5000, (0,))], [(11_000, (0,))], "interrupted", signal.SIGINT,
     ),
+    "rank 0 is late, and another that waits to leave later does not": (
+        2, {}, lambda job: reached(ctrl_c(job), 1).wait(7).done(1),
+        [(5000, (0,))], [(12_000, (0, 1))], "interrupted", signal.SIGINT,
+    ),
+    "another hangs in its exit handlers": (
+        2, {}, lambda job: failed(warned(job).wait(1), 1),
+        [(0, (0, 1)), (30_000, (0,))], [(35_100, (0, 1))], "interrupted", signal.SIGTERM,
+    ),
+    "where should_stop is asked, another waits to leave": (
+        2, {}, lambda job: polling(job).interrupt(signal.SIGTERM).wait(1).done(1),
+        [(30_000, (0,))], [(35_100, (0, 1))], "interrupted", signal.SIGTERM,
+    ),
     "Ctrl-C and exits with 0": (2, {}, lambda job: ctrl_c(job).exit(0, 0, 1), [], [], "interrupted", signal.SIGINT),
     "SIGTERM, which has thirty seconds": (
         2, {}, warned, [(0, (0, 1)), (30_000, (0, 1))], [(30_100, (0, 1))], "interrupted", signal.SIGTERM,
@@ -377,6 +417,12 @@ def test_a_job_that_is_asked_to_end_ends_in_time(simulate, size, options, happen
     assert _why_ended(job) == ((reason, signum) if reason else None)
     if reason == "failed":  # the others of the three were still there
         assert [end.killed_by_launcher for end in job.outcome.workers] == [True, False, True]
+
+
+def test_those_that_wait_for_a_late_rank_0_are_told_to_leave_once(simulate):
+    job = reached(ctrl_c(simulate(4)), 1, 2, 3).done(1, 2, 3).wait(6.5)
+    assert job.ranks_sent(Exit) == [1, 2, 3]
+    assert job.exit(0, 1).exit(0, 2, 3).wait(2).ranks_sent(Exit) == [1, 2, 3] and job.outcome is not None
 
 
 # ---- the head's table of workers

@@ -56,6 +56,8 @@ def check_rules_of_the_server(spec):
         assert rule.get("onExitCodes", {}).get("containerName", "jaxrun") in [
             each["name"] for each in pod["containers"]
         ]
+    for rule in spec.get("successPolicy", {"rules": []})["rules"]:
+        assert int(rule["succeededIndexes"]) < spec["completions"]
     volumes = [each["name"] for each in pod["volumes"]]
     for each in pod["containers"]:
         assert {mount["name"] for mount in each["volumeMounts"]} <= {*volumes}
@@ -70,6 +72,8 @@ SHAPES = {
     "many": {"hosts": 512, "gpus_per_host": 8, "processes": 4096},
     "restarts": {"hosts": 4, "max_restarts": 2, "min_hosts": 3, "save_time": 120.0},
     "a jobset": {"hosts": 4, "jobset": True, "max_restarts": 2, "queue": "users", "namespace": "ml"},
+    "survivors": {"hosts": 4, "keep_survivors": True},
+    "survivors in a jobset": {"hosts": 4, "keep_survivors": True, "jobset": True},
     "a claim": {"run_dir": "claim/runs/first", "queue": "users", "platform": "rocm", "gpus_per_host": 4},
     "variables": {"assignments": ["WANDB_API_KEY=abc", "URL=http://me:pass@h", "A=x $(Y)", "YES=no", "N=1e3", "E="]},
 }
@@ -147,11 +151,28 @@ def test_exit_codes_graces_queues_and_claims_are_said_in_the_words_of_kubernetes
         ("Ignore", [75]),
     ]
     pod = spec["template"]["spec"]
+    assert "successPolicy" not in spec
     assert (spec["backoffLimit"], pod["terminationGracePeriodSeconds"]) == (8, 135)
     assert parts["Job"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "users"
     assert container(parts)["resources"] == {"limits": {"google.com/tpu": "4"}}
     assert "--run-dir=/jaxrun-runs/train" in container(parts)["command"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+
+
+@pytest.mark.parametrize("jobset", [False, True])
+def test_a_job_that_goes_on_without_lost_pods_is_complete_with_pod_0_and_fails_with_the_last_pod(jobset):
+    spec = job_spec(load(make(hosts=4, keep_survivors=True, jobset=jobset)))
+    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]} and spec["backoffLimit"] == 3
+    rules = [(rule["action"], rule["onExitCodes"]["values"]) for rule in spec["podFailurePolicy"]["rules"]]
+    assert rules == [("FailJob", [2, 65]), ("Ignore", [73, 75])]
+    with_restarts = make(hosts=4, keep_survivors=True, max_restarts=2, jobset=jobset)
+    without = job_spec(load(make(hosts=4, max_restarts=2, jobset=jobset)))
+    without["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] = [73, 75]
+    assert job_spec(load(with_restarts)) == {  # the job may be done before another pod is in the place of a lost one
+        **without,
+        "successPolicy": spec["successPolicy"],
+        "template": job_spec(load(with_restarts))["template"],
+    }
 
 
 @pytest.mark.parametrize("wrong", ["../x", "/abs/x", "Claim/x"])

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxrun.files.procfs import memory_cgroup
+from jaxrun.node.agent import oom
 from jaxrun.node.agent.oom import OomWatch
 
 RECORDS = {
@@ -61,6 +62,46 @@ def test_a_cgroup_counts_its_kills(tmp_path, counter, content, limit):
     assert answers == [*["its memory cgroup ran out of memory (limit 1.5 GiB)"] * 2, ""]
 
 
+def kill(folder, count, pid):
+    """Another process of the cgroup is killed; returns the kernel's log, which tells of it."""
+    (folder / "memory.events").write_text(f"oom_kill {count}\n")
+    with (folder / "kmsg").open("a") as file:
+        file.write(
+            f"3,1,1,-;Memory cgroup out of memory: Killed process {pid} (loader) total-vm:9kB, anon-rss:1024kB\n"
+        )
+    return folder / "kmsg"
+
+
+def test_a_kill_that_the_log_gives_to_another_process_explains_no_ranks_end(tmp_path):
+    watch = OomWatch(tmp_path, kill(tmp_path, 0, 4711))
+    kill(tmp_path, 1, 4712)
+    assert watch.explain(9999) == ""
+    (tmp_path / "memory.events").write_text("oom_kill 2\n")
+    assert watch.explain(9999) == "its memory cgroup ran out of memory"
+    watch.close()
+
+
+@pytest.mark.parametrize("has_log", [False, True])
+def test_a_kill_of_some_other_process_long_ago_explains_no_ranks_end(tmp_path, has_log):
+    log = kill(tmp_path, 0, 4711)
+    watch = OomWatch(tmp_path, log if has_log else None)
+    watch.forget_old(0.0)
+    kill(tmp_path, 1, 4712)
+    for now in range(1, 60):
+        watch.forget_old(float(now))
+    assert [watch.explain(pid) for pid in (9999, 4712)] == ["", ""]
+    kill(tmp_path, 2, 4713)
+    for now in range(60, 70):  # its end takes a while
+        watch.forget_old(float(now))
+    text = (
+        "the kernel's log names it as out of memory: it held 1 MiB"
+        if has_log
+        else "its memory cgroup ran out of memory"
+    )
+    assert [watch.explain(pid) for pid in (4713, 4714)] == [text, ""]
+    watch.close()
+
+
 @pytest.mark.parametrize("limit", ["max\n", f"{2**63 - 4096}\n", None])
 def test_no_limit_is_not_shown(tmp_path, limit):
     (tmp_path / "memory.events").write_text("oom_kill 0\n")
@@ -69,6 +110,12 @@ def test_no_limit_is_not_shown(tmp_path, limit):
     watch = OomWatch(tmp_path, None)
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
     assert watch.explain(1) == "its memory cgroup ran out of memory"
+
+
+@pytest.mark.parametrize(("namespace", "is_read"), [("pid:[4026531836]", True), ("pid:[4026532201]", False)])
+def test_the_kernels_log_is_not_read_in_a_container_whose_process_ids_are_others(monkeypatch, namespace, is_read):
+    monkeypatch.setattr(oom.os, "readlink", lambda path: namespace)
+    assert (oom.kernel_log() is not None) == is_read
 
 
 def test_without_log_and_cgroup_nothing_is_reported(tmp_path):

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from jaxrun.analysis.verdict.memory_text import format_shortage
 from jaxrun.files.procfs import read_cgroup_memory, read_host_memory
-from jaxrun.node.agent.memory_watch import MemoryWatch, Reading, forecast
+from jaxrun.node.agent.memory_watch import MemoryReading, MemoryWatch, forecast
 from jaxrun.protocol.agent_messages import MemoryShortage
 
 GIB = 2**30
@@ -14,7 +14,7 @@ GIB = 2**30
 def readings(used, limit=64, *, growing=(4, 5)):
     """One reading a second; ranks 4-7 hold an equal share of what is used, those not `growing` as in the first one."""
     return [
-        Reading(
+        MemoryReading(
             float(second),
             int(gib * GIB),
             limit * GIB,

@@ -1,8 +1,9 @@
 """Where the next attempt runs: one table for each question that its plan answers."""
 
 import pytest
+from msgspec.structs import replace
 from remote_plans import CLOSED, follow, hand_plan, mpirun_plan, with_placement
-from simulation import seated
+from simulation import report, seated
 
 from jaxrun.analysis.diagnosis.job_end import Grown, HostCheckFailed, HostsNotBack, LostAtStart, RankFailed, Unavailable
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
@@ -17,6 +18,7 @@ from jaxrun.controller.supervisor.next_attempt_hosts import (
     usable_agents,
     wait_for_hosts,
 )
+from jaxrun.spec.job.rank_placement import use_spares
 
 
 def lost(plan, *ranks, **more):
@@ -81,7 +83,46 @@ LOST = {
 @pytest.mark.parametrize(("outcome", "reported", "hosts"), LOST.values(), ids=LOST)
 def test_the_hosts_that_are_lost(outcome, reported, hosts):
     plan = engine_plan()
-    assert lost_hosts(plan, seated(plan, {0, 1, 2}, reported=reported), outcome) == hosts
+    there = {0, 1, 2} - {worker.rank for worker in outcome.workers if worker.lost_reason}
+    assert lost_hosts(plan, seated(plan, there, reported=reported), outcome) == hosts
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_a_host_that_is_still_checked_as_another_is_lost_is_not_lost_with_it(explained):
+    plan, outcome = engine_plan(), JobOutcome(Unavailable("x"))
+    roster = seated(plan, {0, 1, 2, 3}, reported={0})
+    roster.lose(2, CLOSED)
+    if explained:
+        roster.explain(2)
+    assert lost_hosts(plan, roster, outcome) == {"h3"}
+    assert choose_hosts(plan, roster, outcome, ()).hosts == ("h1", "h2", "h4")
+
+
+def test_agents_that_end_with_the_launch_command_do_not_say_which_host_is_lost():
+    plan = mpirun_plan(("h1", "h2", "h3"), wait_hosts=None)
+    roster = seated(plan, {0, 2}, reported={0})
+    for agent in (0, 2):
+        roster.lose(agent, CLOSED)
+    roster.end_launch()
+    assert lost_hosts(plan, roster, JobOutcome(Unavailable("x"))) == {"h2", "h3"}
+
+
+def test_a_spare_host_on_which_a_lost_rank_was_started_again_is_not_lost_with_it():
+    plan = engine_plan()
+    roster = seated(plan, {0, 2, 3}, reported={0, 1, 2})
+    outcome = replace(lost(plan, 1, 2), hosts={0: "h1", 1: "h4", 2: "h3"})
+    placed = replace(use_spares(plan.placement, {"h2"}), agents={0: (0,), 2: (2,), 3: (1,)})
+    roster.seat_spare(placed)
+    roster.lose(2, CLOSED)
+    workers = tuple(replace(worker, host=placed.hosts[worker.rank]) for worker in plan.workers)
+    assert lost_hosts(replace(plan, workers=workers, placement=placed), roster, outcome) == {"h3"}
+
+
+def test_a_spare_host_that_has_taken_a_place_while_the_others_ran_is_not_the_lost_one():
+    plan = mpirun_plan(("h1", "h4", "h3"), wait_hosts=None)
+    outcome = lost(plan, 1)  # on h2
+    outcome = replace(outcome, hosts={**outcome.hosts, 1: "h4"})
+    assert lost_hosts(plan, seated(plan, {0, 1, 2}, reported={0, 1, 2}), outcome) == set()
 
 
 def test_a_spare_host_is_ready_once_its_agent_waits_and_not_used_again_once_it_was_lost():
@@ -90,6 +131,15 @@ def test_a_spare_host_is_ready_once_its_agent_waits_and_not_used_again_once_it_w
     assert ready_spares(plan, roster, FAILED) == ("h5", "h6", "h4")
     roster.lose(5, CLOSED)
     assert ready_spares(plan, roster, FAILED) == ("h5", "h4")
+
+
+def test_a_spare_host_that_cannot_be_used_takes_no_place():
+    plan = engine_plan(("h4", "h5"), min_hosts=2)
+    roster = seated(plan, {0, 2, 3, 4}, reported={0, 1, 2})
+    roster.add_report(report(3, "h4", 3), unusable="h4 has another version")
+    assert ready_spares(plan, roster, FAILED) == ("h5",)
+    roster.add_report(report(4, "h5", 3), unusable="h5 has another version")
+    assert choose_hosts(plan, roster, lost(plan, 1), ()).hosts == ("h1", "h3")
 
 
 # ---- which host takes which place

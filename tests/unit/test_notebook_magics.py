@@ -156,8 +156,12 @@ def test_the_name_at_the_end_of_a_line_is_completed(text, name):
 
 def test_names_are_completed_in_cells_of_a_gang_that_is_ready_only(monkeypatch):
     class Asked:
-        def run(self, function, name, timeout):
-            assert (function.name, name) == ("complete_name", "lo") and timeout <= 1
+        def start_call(self, function, name):
+            assert (function.name, name) == ("complete_name", "lo")
+            return self
+
+        def results(self, timeout):
+            assert timeout <= 1
             return [["losses"], ["losses", "lot"]]
 
     ready = [True]

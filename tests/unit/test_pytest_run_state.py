@@ -9,10 +9,16 @@ from jaxrun.frontends.gang.call_events import RankMessage
 from jaxrun.frontends.pytest_plugin.rank_results import PhaseState
 from jaxrun.frontends.pytest_plugin.run_loop import Expiry, RunLimits, RunLoop, describe_abandoned
 from jaxrun.frontends.pytest_plugin.run_state import RunState
-from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerOutput, DebuggerReadRequest
+from jaxrun.protocol.debugger_messages import (
+    DebuggerClosed,
+    DebuggerDecision,
+    DebuggerInput,
+    DebuggerOutput,
+    DebuggerReadRequest,
+)
 from jaxrun.protocol.flight import Flight
 from jaxrun.protocol.pytest_messages import (
-    DebugRequest,
+    DebuggerQuestion,
     FaultRequest,
     Gather,
     Gathered,
@@ -170,17 +176,21 @@ def output(rank, text):
 
 
 def reads(rank):
-    return rank, DebuggerReadRequest(rank)
+    return rank, DebuggerReadRequest(rank, 7)
+
+
+def closed(rank):
+    return rank, DebuggerClosed(rank)
 
 
 def typed(rank):
-    return DebuggerInput(f"typed for {rank}\n"), (rank,)
+    return DebuggerInput(7, f"typed for {rank}\n"), (rank,)
 
 
 @pytest.mark.parametrize(("debug", "granted"), [(False, []), (True, [1])])
 def test_the_first_rank_that_fails_is_debugged(debug, granted):
     ranks = Ranks(3, debug)
-    done = [what for rank in (1, 2) for what in ranks.feed((rank, DebugRequest("boo")), (rank, FAILED))]
+    done = [what for rank in (1, 2) for what in ranks.feed((rank, DebuggerQuestion("boo")), (rank, FAILED))]
     assert [what for what in done if what[0] in (1, 2)] == [(rank, "boo\n") for rank in granted]
     answers = [what for what in done if isinstance(what[0], DebuggerDecision)]
     assert answers == [(DebuggerDecision(rank in granted), (rank,)) for rank in (1, 2)]
@@ -191,16 +201,51 @@ def test_the_debugger_of_another_rank_waits_until_the_first_is_left():
     assert ranks.feed(output(0, "(Pdb) "), reads(0)) == [(0, "(Pdb) "), typed(0)]
     assert ranks.feed(output(1, "> there"), reads(1)) == []
     assert ranks.state.debugged_rank == 0
-    assert ranks.feed((0, CALL)) == [(1, "> there"), typed(1)]
+    assert ranks.feed(closed(0)) == [(1, "> there"), typed(1)]
     assert ranks.state.debugged_rank == 1
     assert ranks.feed((1, None)) == []
     assert ranks.state.debugged_rank is None
 
 
+def test_a_rank_whose_wait_for_the_debugger_has_ended_is_not_debugged():
+    ranks = Ranks(3)
+    ranks.feed(reads(0), reads(1), reads(2), closed(1))
+    assert ranks.feed(closed(0)) == [typed(2)]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_nobody_is_asked_for_a_line_of_ranks_that_are_killed_because_one_has_died(first):
+    ranks = Ranks(3, debug=True)
+    ranks.feed(reads(0), reads(1), reads(2))
+    assert ranks.feed((first, None)) == []
+    assert ranks.state.debugged_rank is None
+    others = [rank for rank in range(3) if rank != first]
+    assert ranks.feed(reads(others[0]), *((rank, None) for rank in others)) == []
+    assert ranks.state.debugged_rank is None and ranks.state.running == ()
+
+
+def test_a_failure_after_the_death_of_a_rank_is_not_debugged():
+    ranks = Ranks(3, debug=True)
+    ranks.feed(reads(0), (1, DebuggerQuestion("b")))
+    assert ranks.feed((2, None), (0, DebuggerQuestion("a"))) == [
+        (DebuggerDecision(False), (1,)),
+        (DebuggerDecision(False), (0,)),
+    ]
+
+
+def test_the_next_rank_is_debugged_when_the_session_of_the_first_has_ended():
+    ranks = Ranks(3)
+    ranks.feed(reads(0), reads(1), reads(2))
+    ranks.done.clear()
+    ranks.state.handle_disconnect(1, 5.0, "its pytest session was ended by pytest.exit('Quitting debugger')")
+    ranks.state.handle_disconnect(0, 5.0, "its pytest session was ended by pytest.exit('Quitting debugger')")
+    assert ranks.done == [typed(2)]
+
+
 def test_a_failing_rank_is_answered_only_when_the_debugger_is_free():
     ranks = Ranks(2, debug=True)
-    assert ranks.feed((0, DebugRequest("a"))) == [(0, "a\n"), (DebuggerDecision(True), (0,))]
-    assert ranks.feed((1, DebugRequest("b"))) == []
+    assert ranks.feed((0, DebuggerQuestion("a"))) == [(0, "a\n"), (DebuggerDecision(True), (0,))]
+    assert ranks.feed((1, DebuggerQuestion("b"))) == []
     assert ranks.feed((0, RunFinished({}))) == [(DebuggerDecision(False), (1,))]
 
 
@@ -243,6 +288,7 @@ class Sessions:
 
     def __init__(self, *events, typing=0.0):
         self.events = [*events]
+        self.terminal = []  # what was shown, and the ranks that read
         self.typing = typing
         self.time = 1000.0
         self.hosts = {0: "h", 1: "h"}
@@ -261,10 +307,11 @@ class Sessions:
 
     def read(self, rank):
         self.time += self.typing
+        self.terminal.append(rank)
         return "c\n"
 
     def show(self, rank, text):
-        pass
+        self.terminal.append(text)
 
     def stacks(self):
         return None
@@ -287,6 +334,28 @@ def test_the_time_in_a_debugger_does_not_count():
     assert sessions.time > 1150.0
     assert (result.timeout, result.notes, result.reusable) == (None, (), True)
     assert [rank.failed_at for rank in result.ranks.values()] == [1.0, None]
+
+
+HANDED_OVER = "\n>>> rank 0 has not come back from that step: it may wait for another rank"
+
+
+def test_a_rank_that_waits_gets_the_terminal_of_one_that_does_not_come_back_from_a_step():
+    comes_back = [(0.0, *output(0, "(Pdb) ")), (0.0, *reads(0)), (0.0, *closed(0)), (0.0, 0, OVER)]
+    sessions = Sessions((1.0, *reads(0)), (0.2, *reads(1)), (5.0, *closed(1)), *comes_back, (0.0, 1, OVER))
+    assert sessions.run().reusable
+    assert sessions.terminal == [0, HANDED_OVER, 1, "(Pdb) ", 0]
+
+
+def test_a_rank_that_steps_alone_or_comes_back_soon_keeps_the_terminal():
+    steps = [(1.0, *reads(0)), (50.0, *output(0, "1")), (0.0, *reads(0)), (0.0, *reads(1)), (0.5, *output(0, "2"))]
+    sessions = Sessions(*steps, (50.0, *reads(0)), (0.9, *closed(0)), (9.0, *closed(1)), (0.0, 0, OVER), (0.0, 1, OVER))
+    assert sessions.run().reusable
+    assert sessions.terminal == [0, "1", 0, "2", 0, 1]
+
+
+def test_the_time_after_a_debugger_was_left_counts():
+    result = Sessions((1.0, *reads(0)), (0.0, *closed(0)), (100.0, 0, OVER)).run()
+    assert (result.timeout, result.reusable) == (30.0, False)
 
 
 def test_a_rank_is_stuck_when_the_grace_after_the_failure_of_another_is_over():

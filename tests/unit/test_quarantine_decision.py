@@ -1,6 +1,7 @@
 """Which hosts a job adds to the file of --quarantine: none that may be well while something else is ill."""
 
 import pytest
+from msgspec.structs import replace
 from simulation import HEAD_ADDRESS, report, seated
 
 from jaxrun.analysis.diagnosis.job_end import HostCheckFailed, RankFailed, Unavailable
@@ -10,6 +11,7 @@ from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
+from jaxrun.spec.job.rank_placement import use_spares
 
 SILENCE = "nothing was heard from its host for 2 s"
 HOSTS = {0: "h1", 1: "h2", 2: "h3"}  # the launcher is on h1
@@ -87,6 +89,21 @@ def test_the_reason_says_how_a_host_was_lost():
         "h3": "failed --host-check: exited with status 3",
         "h4": "lost while it waited as a spare host: mpirun ended with status 255",
     }
+
+
+def test_a_spare_host_on_which_a_lost_rank_was_started_again_is_not_blamed_for_the_loss_of_that():
+    roster = seated(PLAN, {0, 2, 3})
+    for agent, host in enumerate(("h1", "h2", "h3", "h4")):
+        roster.add_report(report(agent, host, 3))
+    roster.lose(1, SILENCE, is_silent=True)
+    placed = replace(use_spares(PLAN.placement, {"h2"}), agents={0: (0,), 2: (2,), 3: (1,)})
+    roster.seat_spare(placed)
+    roster.lose(2, SILENCE, is_silent=True)
+    workers = tuple(replace(worker, host=placed.hosts[worker.rank]) for worker in PLAN.workers)
+    failed = tuple(WorkerOutcome(rank, HOSTS[rank], 5.0, None, lost_reason=SILENCE) for rank in (1, 2))
+    outcome = JobOutcome(RankFailed(), {0: "h1", 1: "h4", 2: "h3"}, failed)
+    decided = decide_quarantine(replace(PLAN, workers=workers, placement=placed), roster, outcome)
+    assert set(decided.hosts) == {"h2", "h3"}
 
 
 def test_a_failed_check_is_evidence_whatever_else_is_lost():

@@ -10,6 +10,7 @@ from jaxrun.spec.job.rank_placement import (
     assign_agents,
     describe_left_out,
     leave_out_lost,
+    replace_host,
     take_back,
     use_spares,
 )
@@ -110,6 +111,35 @@ def test_agents_that_wait_take_the_ranks_of_a_lost_host_and_every_other_rank_kee
 
 def test_a_smaller_job_keeps_the_agents_of_the_hosts_that_are_left():
     assert assign_agents(TWO, without("h2", "h4", "h5")) == {0: (0,), 1: (1,), 4: (2,), 5: (3,)}
+
+
+# While the job goes on: the host that is lost, the spare ones, the agents that wait there, and which of them get which
+# ranks; of the others nothing changes.
+REPLACED = {
+    "one agent for each rank": ("h2", "h4 h5", {6: "h4", 7: "h4"}, False, {6: (2,), 7: (3,)}),
+    "the first spare host that has enough": ("h2", "h4 h5", {6: "h4", 8: "h5", 9: "h5"}, False, {8: (2,), 9: (3,)}),
+    "one agent for all ranks, if it may": ("h2", "h4", {6: "h4"}, True, {6: (2, 3)}),
+    "else none": ("h2", "h4", {6: "h4"}, False, None),
+    "no agent waits": ("h2", "h4", {}, True, None),
+    "no spare host is left": ("h2", "", {6: "h4", 7: "h4"}, False, None),
+}
+
+
+@pytest.mark.parametrize(("lost", "spares", "waiting", "share", "taken"), REPLACED.values(), ids=REPLACED)
+def test_a_spare_host_takes_the_place_of_a_lost_one_while_the_others_go_on(lost, spares, waiting, share, taken):
+    before = Placement(
+        SIX, tuple(spares.split()), whole=SIX, agents={n: (n,) for n in range(6)} | dict.fromkeys(waiting, ())
+    )
+    placed = replace_host(before, lost, waiting, share=share)
+    if taken is None:
+        assert placed is None
+        return
+    host = waiting[min(taken)]
+    assert placed.hosts == placed.whole == tuple(host if each == lost else each for each in SIX)
+    assert placed.spares == tuple(each for each in spares.split() if each != host) and placed.left_out == {lost: "lost"}
+    kept = {n: (n,) for n in range(6) if SIX[n] != lost}
+    assert placed.agents == {**kept, **dict.fromkeys(waiting.keys() - taken, ()), **taken}
+    assert placed.notes == (f"{host} takes the place of {lost}",)
 
 
 def test_without_an_agent_for_each_rank_the_job_does_not_continue():

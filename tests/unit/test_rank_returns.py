@@ -3,38 +3,23 @@
 import signal
 
 import pytest
+from live_devices_by_hand import ALL, answer, asks, sent, start_again
 
 from jaxrun.analysis.lockstep.reader import FlightReader
 from jaxrun.analysis.verdict.restarts import summarize_end
 from jaxrun.job_events.events import AgentLost
 from jaxrun.protocol import flight_file
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import StartAgain, WorkerExited, WorkerSpawned
+from jaxrun.protocol.agent_messages import (
+    StartAgain,
+    StartFailed,
+    WorkerExited,
+    WorkerSpawned,
+)
 from jaxrun.protocol.stop_messages import StopPolled
 from jaxrun.protocol.survivor_messages import LiveRanks, LiveRanksAsked, RanksLost
-from jaxrun.protocol.worker_messages import Exit, Join, Run
+from jaxrun.protocol.worker_messages import Exit, Join, PreemptionNotice, Run
 from jaxrun_runtime.lockstep.flight_recorder import FlightRecorder
-
-ALL = (0, 1, 2, 3)
-
-
-def sent(job, kind, rank):
-    return [message for _, ranks, message in job.sent if isinstance(message, kind) and rank in ranks]
-
-
-def asks(job, *ranks, about=ALL):
-    return job.handle(*(LiveRanksAsked(rank, about) for rank in ranks))
-
-
-def answer(job):
-    """The last answer of live_devices: who has got it, and the incarnations."""
-    found = [(ranks, dict(message.incarnations)) for _, ranks, message in job.sent if isinstance(message, LiveRanks)]
-    return found[-1] if found else None
-
-
-def start_again(job, rank):
-    """What the rank does from the order to start it until its program runs."""
-    job.handle(WorkerSpawned(rank, 2000 + rank), job.hello(rank, pid=2000 + rank), job.device_report(rank))
 
 
 @pytest.fixture
@@ -128,6 +113,56 @@ def test_a_rank_that_dies_while_it_joins_is_started_again_as_long_as_restarts_ar
     assert job.outcome.end.reason == "failed" and job.outcome.workers[2].status == -11
 
 
+def test_a_rank_that_cannot_be_started_again_is_given_up_and_the_others_go_on(job):
+    job.exit(-9, 2).handle(StartFailed("Cannot allocate memory", rank=2))
+    assert job.lines[-1] == "rank 2 cannot be started again: Cannot allocate memory"
+    asks(job, 0, 1, 3)
+    assert answer(job) == ((0, 1, 3), {0: 1, 1: 1, 3: 1})
+    job.done(0, 1, 3).exit(0, 1, 3).exit(0, 0)
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == (2,)
+
+
+def test_a_rank_of_which_no_process_appears_is_given_up_and_those_that_wait_for_it_are_answered(simulate):
+    job = simulate(3, keep_survivors=True, returns=5, init=20.0).run()
+    everyone = (0, 1, 2)
+    asks(job, *everyone, about=everyone)
+    for rank in (2, 1, 2, 1):  # after that, ranks 0 and 1 have been connected in every order
+        others = [each for each in everyone if each != rank]
+        asks(job.exit(-9, rank), *others, about=everyone)
+        start_again(job, rank)
+        asks(job, rank, *others, about=everyone)
+    answered = len(sent(job, LiveRanks, 0))
+    asks(job.exit(-9, 2), 0, 1, about=everyone).wait(19)
+    assert len(sent(job, LiveRanks, 0)) == answered
+    job.wait(2)
+    why = "rank 2 cannot be started again: there was no process within 20 s (--init-timeout)"
+    assert job.lines[-1] == why and len(sent(job, LiveRanks, 0)) == answered + 1 and answer(job)[0] == (0, 1)
+
+
+def test_a_program_that_has_ended_well_is_not_started_again_if_its_process_dies_then(job):
+    job.done(2).exit(-11, 2)
+    assert sent(job, StartAgain, 2) == [] and job.lines[-1].startswith("rank 2 is lost")
+    job.done(0, 1, 3).exit(0, 1, 3).exit(0, 0)
+    assert job.outcome.end.reason == "ok"
+
+
+def test_a_process_that_dies_before_it_is_back_causes_no_later_failure(simulate):
+    hosts = {rank: f"h{rank}" for rank in ALL}
+    job = simulate(4, hosts=hosts, keep_survivors=True, returns=3).run().wait(1).exit(-9, 2)
+    for _ in range(2):
+        asks(job, 0, 1, 3)
+    job.handle(WorkerSpawned(2, 2002)).wait(5).exit(-11, 2).wait(0.2)
+    job.handle(AgentLost(AgentId(3), "nothing was heard from its host for 2 s")).wait(2)
+    assert (job.verdict.culprits, job.verdict.exit_code) == ((3,), 69)
+
+
+def test_ranks_come_back_after_a_signal_that_asked_nobody_to_stop(job):
+    job.handle(PreemptionNotice(2)).wait(60).exit(-9, 2)
+    start_again(job, 2)
+    asks(job, *ALL)
+    assert answer(job)[0] == ALL
+
+
 def test_a_rank_that_does_not_join_in_time_is_killed_and_that_counts(simulate):
     job = simulate(4, keep_survivors=True, returns=1, init=20.0).run().exit(-9, 2)
     job.handle(WorkerSpawned(2, 2002)).wait(21)
@@ -138,6 +173,17 @@ def test_a_rank_that_differs_from_the_others_cannot_come_back_and_the_attempt_en
     job.exit(-9, 2).handle(WorkerSpawned(2, 2002), job.hello(2, program_hash="f" * 16)).wait(1)
     assert any("rank 2 cannot come back: the processes differ in program" in line for line in job.lines)
     assert job.outcome.end.reason == "failed" and job.verdict.culprits == (2,) and job.outcome.workers[2].status == -9
+
+
+def test_the_verdict_has_a_sentence_for_each_return_of_one_rank(job):
+    for _ in range(2):
+        job.wait(1).exit(-9, 2).wait(0.5)
+        start_again(job, 2)
+        asks(job, 2, 0, 1, 3)
+    job.done(*ALL).exit(0, 1, 2, 3)
+    job.exit(0, 0)
+    killed = "rank 2 of 4 was killed by SIGKILL (9), {} s into the run, and was back after 0.50 s."
+    assert [line for line in job.verdict.details if "back" in line] == [killed.format(1.0), killed.format(2.5)]
 
 
 @pytest.mark.parametrize("how", ["rank 0", "host"])
@@ -218,8 +264,8 @@ def test_on_cpu_two_ranks_have_one_return_since_they_have_two_orders(simulate):
     assert job.outcome.end.reason == "failed" and job.lines[-1] == f"rank 1 failed; {why}; stopping 1 other"
 
 
-@pytest.mark.parametrize("stops", [False, True])
-def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another_is_back(simulate, stops):
+@pytest.mark.parametrize("then", ["it is back", "the job is stopped", "it cannot be started"])
+def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another_is_back(simulate, then):
     job = simulate(3, keep_survivors=True, returns=9).run()
     everybody = (0, 1, 2)
     for _ in range(2):  # ranks 0 and 1 get both their orders, each of which the death of rank 1 breaks
@@ -235,9 +281,12 @@ def test_ranks_that_cannot_be_connected_again_wait_in_live_devices_until_another
     before = len(job.sent)
     asks(job, 0, 1, about=everybody)
     assert not [1 for _, _, message in job.sent[before:] if isinstance(message, LiveRanks)]
-    if stops:  # then nobody comes back
-        job.handle(*(StopPolled(rank) for rank in (0, 1))).interrupt(signal.SIGTERM)
-        asks(job, 0, about=everybody)
+    if then != "it is back":
+        if then == "the job is stopped":
+            job.handle(*(StopPolled(rank) for rank in (0, 1))).interrupt(signal.SIGTERM)
+            asks(job, 0, about=everybody)
+        else:
+            job.handle(StartFailed("no memory", rank=2))
         assert answer(job) == ((0, 1), {0: 1, 1: 3})
         return
     start_again(job, 2)
@@ -253,9 +302,10 @@ def test_a_rank_that_comes_back_counts_its_calls_and_polls_on_from_the_others(jo
     job.exit(-9, 2)
     start_again(job, 2)
     there = {"0-3": 217, "0-1,3": 12}
-    job.handle(LiveRanksAsked(2, ALL), *(LiveRanksAsked(rank, ALL, there, 40) for rank in (0, 1, 3)))
-    assert last_answer(job) == LiveRanks({0: 1, 1: 1, 2: 2, 3: 1}, (1, 2, 3, 0), {"0-3": 217}, 40)
-    job.handle(*(LiveRanksAsked(rank, ALL, {"0-3": 218}, 41) for rank in ALL))
+    job.handle(LiveRanksAsked(2, ALL, 1), *(LiveRanksAsked(rank, ALL, 9, there, 40) for rank in (0, 1, 3)))
+    questions = {0: 9, 1: 9, 2: 1, 3: 9}
+    assert last_answer(job) == LiveRanks({0: 1, 1: 1, 2: 2, 3: 1}, (1, 2, 3, 0), questions, {"0-3": 217}, 40)
+    job.handle(*(LiveRanksAsked(rank, ALL, 10, {"0-3": 218}, 41) for rank in ALL))
     assert last_answer(job).calls == {}, "they count alike"
 
 

@@ -155,9 +155,20 @@ def test_all_others_read_the_file_of_rank_0(tmp_path):
     offer = at_3.read()
     assert offer.token == TOKEN
     assert offer.addresses == (Address("10.1.0.4", 40), Address("fd00::4", 40))
-    at_0.remove()
-    at_0.remove()
+    at_0.remove(offer.addresses)
+    at_0.remove(offer.addresses)
     assert at_3.read() is None and not list(tmp_path.iterdir())
+
+
+def test_a_head_that_ends_leaves_the_file_of_the_next_head_there(file):
+    file.write(TOKEN, "10.1.0.4:40")
+    own = file.read().addresses
+    file.write(TOKEN, "10.1.0.4:41")
+    file.remove(own)
+    assert file.read().addresses == (Address("10.1.0.4", 41),)
+    file.path.write_text("{")
+    file.remove(own)
+    assert file.path.exists()
 
 
 @pytest.fixture

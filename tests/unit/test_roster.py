@@ -2,7 +2,8 @@
 
 import pytest
 from msgspec.structs import replace
-from simulation import report
+from remote_plans import hand_plan
+from simulation import report, seated
 
 from jaxrun.controller.roster import Roster
 from jaxrun.controller.seat import (
@@ -23,7 +24,7 @@ from jaxrun.controller.seat import (
     decide_claim,
     next_state,
 )
-from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled
+from jaxrun.protocol.agent_messages import AgentConnected, AgentSignalled, WorkerExited
 from jaxrun.spec.backends.remote_plan import plan_remote
 from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.job.job import Job
@@ -46,6 +47,7 @@ STATES = {
     SeatEvent.AWAIT: dict.fromkeys((CALLED, CONNECTED, REPORTED, RUNNING, SPARE, EXCLUDED, LOST, AWAITED), AWAITED),
     SeatEvent.TURN_AWAY: dict.fromkeys((CONNECTED, REPORTED, RUNNING, SPARE, EXCLUDED, AWAITED), CALLED),
     SeatEvent.DRAIN: dict.fromkeys(SeatState, DRAINED),
+    SeatEvent.SEAT: {SPARE: CALLED},
 }
 # The same of a seat without ranks, where it differs.
 WAITING = {
@@ -72,6 +74,7 @@ JUST_LOST, FORSAKEN = replace(LINKLESS, state=SUSPECTED), replace(CONNECTED_SEAT
         (LINKLESS, True, True, True, Claim.ADMIT),
         (CONNECTED_SEAT, False, False, True, Claim.NAME),  # the head names both
         (CONNECTED_SEAT, False, True, True, Claim.REFUSE),
+        (replace(CONNECTED_SEAT, ranks=()), False, False, True, Claim.REFUSE),  # the program can begin without both
         (CONNECTED_SEAT, False, False, False, Claim.IGNORE),  # a second path of the same agent
         (CONNECTED_SEAT, True, False, True, Claim.CONTEND),
         (CONNECTED_SEAT, True, True, False, Claim.CONTEND),
@@ -222,6 +225,42 @@ def test_an_agent_that_cannot_be_used_takes_no_rank(story):
     assert story.state(2) is EXCLUDED and story.roster.usable(()) == set()
 
 
+def test_a_spare_takes_the_ranks_of_a_lost_host_while_the_program_runs(story):
+    story.run().connect(2)
+    story.report(2)
+    roster = story.roster
+    assert roster.find_spare(1) is None, "its host is there"
+    roster.go(11, CLOSED)
+    placed = roster.find_spare(1)
+    assert placed.hosts == ("h1", "h3") and roster.placement is story.plan.placement, "nothing has changed yet"
+    roster.explain(1)
+    roster.seat_spare(placed)
+    assert story.state(2) is CALLED and roster.of_rank(1).agent == 2 and roster.agents == {0: (0,), 2: (1,)}
+    assert list(roster.split((0, 1))) == [(10, None), (12, None)]
+    assert roster.complete and roster.all_reported and roster.reports.keys() == {0, 2} and not roster.waiting()
+    assert roster.replaced_hosts() == {"h2": CLOSED} and roster.lost_spares() == {} and not roster.suspected
+    assert roster.find_spare(1) is None, "no other waits"
+    assert roster.usable(()) == {0, 2}
+    story.report(2)
+    roster.run()
+    assert story.state(2) is RUNNING
+    roster.go(12, CLOSED)
+    assert story.state(2) is SUSPECTED and roster.ranks_of(2) == (1,)
+    story.begin(agents={0: (0,), 2: (1,)})
+    assert roster.lost_spares() == {"h2": CLOSED}, "not used again"
+
+
+@pytest.mark.parametrize("why", ["it has not reported", "it is lost, too"])
+def test_a_spare_that_is_not_ready_takes_no_place(story, why):
+    story.run().connect(2)
+    if why != "it has not reported":
+        story.report(2)
+    if why == "it is lost, too":
+        story.roster.go(12, CLOSED)
+    story.roster.go(11, CLOSED)
+    assert story.roster.find_spare(1) is None
+
+
 def test_a_spare_takes_the_rank_of_a_lost_agent():
     story = Story().run()
     story.connect(2)
@@ -233,6 +272,60 @@ def test_a_spare_takes_the_rank_of_a_lost_agent():
     said, old = report(2, "h3", 2, attempt=2), AgentSignalled(2, 15)
     assert story.roster.drop_earlier(12, [old]) == [] and story.roster.drop_earlier(12, [old, said]) == [said]
     assert story.roster.drop_earlier(12, [old]) == [old]
+
+
+# ---- agents that people have started
+
+
+def begin_by_hand(agents, **changes):
+    """Begin the second attempt of three commands, with the ranks of these agents; `changes` of the third's report."""
+    plan = hand_plan(min_hosts=1, wait_hosts=None)
+    roster = seated(plan, {0, 1, 2})
+    for agent in range(3):
+        roster.add_report(report(agent, f"h{agent + 1}", 3, **(changes if agent == 2 else {})))
+    following = replace(plan, attempt=2, placement=replace(plan.placement, agents=agents))
+    return roster, roster.begin(following, anew=False)
+
+
+def test_a_signal_to_an_agent_that_a_person_started_counts_before_the_agent_reports():
+    roster, _ = begin_by_hand({0: (0,), 1: (1,), 2: (2,)})
+    said, signalled, old = report(1, "h2", 3, attempt=2), AgentSignalled(1, 15), WorkerExited(1, 3)
+    assert roster.drop_earlier(1, [old, signalled]) == [signalled]
+    assert roster.drop_earlier(1, [signalled, old, said, old]) == [signalled, said, old]
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [("no GPU", "it failed --host-check: no GPU"), ("", "rank 2 there did not end in time")],
+    ids=["sick", "unanswered"],
+)
+def test_an_agent_that_is_left_out_is_sent_away_and_its_command_can_be_started_again(failure, why):
+    roster, actions = begin_by_hand({0: (0,), 1: (1,), 2: ()}, check_failure=failure)
+    refused = Refuse(2, 2, f"the job continues without h3: {why}", may_return=True)
+    assert actions == [Recall(0, (0,)), Recall(1, (1,)), Recall(2, ()), refused]
+    assert roster.agent_at(2) is None and roster.go(2, CLOSED) == [], "its end is not a loss"
+    said = report(2, "h3", 3)
+    assert roster.arrive(22, 2) == [Admit(22, 2)] and roster.say(22, said) == [Take(22, 2, said)]
+    roster.add_report(said)
+    assert roster.seats[2].state is SPARE and roster.usable(()) == {0, 1, 2}
+
+
+def test_another_connection_of_an_agent_that_is_left_out_stays():
+    """The command was started again as the attempt ended."""
+    plan = hand_plan(min_hosts=1, wait_hosts=None)
+    roster = seated(plan, {0, 1, 2})
+    roster.go(2, CLOSED)
+    roster.arrive(22, 2)
+    following = replace(plan, attempt=2, placement=replace(plan.placement, agents={0: (0,), 1: (1,), 2: ()}))
+    assert roster.begin(following, anew=False) == [Recall(0, (0,)), Recall(1, (1,))]
+    assert roster.links_of((2,)) == [22]
+
+
+def test_a_waiting_agent_that_cannot_be_used_makes_room_for_the_next_one(story):
+    story.connect(2)
+    assert story.roster.turn_away(12, "no GPU") == [Refuse(12, 2, "no GPU", may_return=True)]
+    said = AgentConnected(2, "h3")
+    assert story.connect(2, 22) == [Admit(22, 0), Take(22, 2, said)]
 
 
 # ---- an agent comes in the place of another (--wait-hosts)

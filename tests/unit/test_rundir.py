@@ -285,7 +285,7 @@ def test_each_attempt_but_the_first_has_a_directory_of_its_own_for_its_logs(dire
 def test_a_job_continues_in_its_directory_unless_it_runs_or_has_ended_well(tmp_path, directory):
     run = tmp_path / "run"
     directory.write_text("job.json", json.dumps({"requeue_id": "token 1"}))
-    assert find_requeued(run, tmp_path, "token 1") == run and find_requeued(run, tmp_path, "token 2") is None
+    assert find_requeued(run, tmp_path, "token 1", ()) == run and find_requeued(run, tmp_path, "token 2", ()) is None
     assert directory.claim()
     refused = []
     later, attempt, earlier = continue_job(run, claim=lambda one: refused.append(not one.claim()))
@@ -300,7 +300,31 @@ def test_a_job_continues_in_its_directory_unless_it_runs_or_has_ended_well(tmp_p
     for exit_code, wanted in ((1, run), (0, None)):
         verdict = Verdict("ok" if exit_code == 0 else "failed", exit_code, {}, headline="", startup=0.0, run=0.0)
         (run / "verdict.json").write_text(to_json(verdict))
-        assert find_requeued(run, tmp_path, "token 1") == wanted
+        assert find_requeued(run, tmp_path, "token 1", ()) == wanted
     later, _, earlier = continue_job(run)
     later.close()
     assert earlier == (verdict,)
+
+
+def test_each_command_of_a_requeued_batch_script_continues_in_the_directory_of_its_own_program(tmp_path):
+    def leave(minute, exit_code, *program):
+        made = create(None, base=tmp_path, name=program[0], now=datetime(2026, 11, 20, 21, minute))
+        made.write_text("job.json", json.dumps({"requeue_id": "slurm c 7", "program": program}))
+        outcome = "failed" if exit_code else "ok"
+        made.write_text("verdict.json", to_json(Verdict(outcome, exit_code, {}, headline="", startup=0.0, run=0.0)))
+        made.close()
+        return made.path
+
+    def found(*program):
+        return find_requeued(None, tmp_path, "slurm c 7", program)
+
+    leave(1, 75, "train.py")
+    leave(2, 0, "prepare.py")
+    train = leave(3, 75, "train.py")
+    assert found("prepare.py") is None and found("train.py") == train
+    leave(4, 0, "prepare.py")
+    assert found("train.py") == train
+    leave(5, 1, "evaluate.py", "--all")
+    assert found("train.py") == found("train.py", "--from=40") == train  # arguments may change from start to start
+    other = leave(6, 75, "train.py", "--small")
+    assert found("train.py") == train and found("train.py", "--small") == other and found("test.py") is None

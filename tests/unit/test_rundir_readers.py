@@ -22,12 +22,13 @@ from jaxrun.cli.main import main
 from jaxrun.errors import UsageError
 from jaxrun.files.own_files import open_own_directory
 from jaxrun.frontends.job_page.page import write_page
+from jaxrun.job_client import running_job
 from jaxrun.job_client.running_job import find_running_job
 from jaxrun.protocol.agent_messages import WorkerSpawned
 from jaxrun.protocol.worker_messages import WorkerStage
 from jaxrun.records.event_log.event_log import LOGGED_TYPES, LoggedEvent, format_line
 from jaxrun.records.history.explain import explain_run, write_trace
-from jaxrun.records.rundir import job_numbers, jobs
+from jaxrun.records.rundir import job_numbers, jobs, recorded_files
 from jaxrun.records.rundir.jobs import clean, find_job, format_cleaned, format_jobs, list_jobs, read_job
 from jaxrun.records.rundir.recorded_files import read_verdict
 from jaxrun.terminal import TerminalFormat, without_controls
@@ -293,6 +294,19 @@ def test_the_collection_is_found_from_within(job, collection, monkeypatch, insid
 def test_bad_input_is_one_message(collection, capsys, words, message):
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_job_that_ends_while_it_is_looked_for_is_called_over(job, monkeypatch):
+    run_dir = job("ends", 1)
+    (run_dir / "verdict.json").rename(run_dir / "later")
+
+    def read_plan(path):
+        (run_dir / "later").rename(run_dir / "verdict.json")
+        return recorded_files.read_plan(path)
+
+    monkeypatch.setattr(running_job, "read_plan", read_plan)
+    with pytest.raises(UsageError, match=r"the job of .*/ends is over; how it went: jaxrun explain"):
+        find_running_job(run_dir, "jaxrun stop")
 
 
 # ---- run directories that somebody else has filled: to read them neither hangs, nor fails, nor steers the terminal

@@ -50,6 +50,12 @@ def test_hosts_are_looked_for_once_the_attempt_has_run_for_a_while_and_then_agai
     assert whole.searches == []
 
 
+@pytest.mark.parametrize("options", [{}, {"grow": GROW}])
+def test_a_host_that_is_in_use_again_when_a_look_for_it_ends_is_no_news(simulate, options):
+    job = simulate(2, hosts={0: "h1", 1: "h2"}, **options).run().handle(StopPolled(0), StopPolled(1), H2)
+    assert job.lines == [] and not job.ranks_sent(StopRequested)
+
+
 def test_the_ranks_are_asked_to_stop_at_a_common_step_and_the_job_has_grown(simulate):
     job = smaller(simulate).wait(GROW + 1).handle(H2)
     assert job.ranks_sent(StopRequested) == [0, 1]

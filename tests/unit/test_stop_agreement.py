@@ -4,6 +4,8 @@ import signal
 
 import pytest
 
+from jaxrun.job_events.events import AgentLost
+from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.stop_messages import (
     NO_STEP,
     CheckpointSaved,
@@ -73,6 +75,36 @@ def test_ranks_whose_program_has_ended_are_not_waited_for(simulate):
     assert job.ranks_sent(StopRequested) == [0, 1]
     counts(job, r1=3).done(0)
     assert stop_at(job) == [((1,), 4)]
+
+
+LOSSES = {
+    "killed": lambda job: job.exit(-9, 2),
+    "raised": lambda job: job.handle(job.failure(2)),
+    "host": lambda job: job.handle(AgentLost(AgentId(2), "its host is gone")),
+    "_exit(0)": lambda job: job.exit(0, 2),
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+def test_a_rank_that_is_lost_before_it_has_answered_is_not_waited_for(simulate, lose):
+    job = counts(polling(simulate(3, keep_survivors=True).run()).interrupt(signal.SIGTERM), r0=5, r1=6)
+    assert stop_at(job) == []
+    lose(job)
+    assert stop_at(job) == [((0, 1), 7)]
+    assert reached(job, 40, 0, 1).lines[-1] == "ranks 0-1 stop at step 40"
+
+
+def test_the_step_is_told_without_a_rank_that_is_lost_after_it_has_answered(simulate):
+    job = polling(simulate(4, keep_survivors=True).run()).interrupt(signal.SIGTERM)
+    counts(job, r0=5, r1=5, r2=5, r3=5).exit(-9, 2)
+    assert reached(job, 40, 0, 1).lines[-1].startswith("rank 2 is lost")
+    assert job.exit(-9, 3).lines[-1] == "ranks 0-1 stop at step 40"
+    assert len(reached(job, 40, 0).lines) == 4
+
+
+def test_a_failure_that_ends_the_job_tells_no_rank_to_stop(simulate):
+    job = counts(polling(simulate(3).run()).interrupt(signal.SIGTERM), r0=5, r1=6).exit(-9, 2)
+    assert stop_at(job.wait(1)) == [] and job.outcome.end.reason == "failed"
 
 
 def test_a_program_that_has_finished_before_it_was_told_to_stop_has_succeeded(simulate):

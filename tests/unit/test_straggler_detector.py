@@ -6,6 +6,7 @@ import time
 import pytest
 from calls_by_hand import asynchronous, blocking, flight_after, noisy, shifted, window
 from msgspec.structs import replace
+from simulation import make_registry
 
 from jaxrun.analysis.diagnosis.job_end import Completed
 from jaxrun.analysis.lockstep.call_waits import find_waits
@@ -22,7 +23,6 @@ from jaxrun.job_events.events import Requested
 from jaxrun.protocol.agent_messages import ClockReply
 from jaxrun.protocol.job_messages import StacksRequest
 from jaxrun.protocol.query_messages import FlightAtEnd, RankDetail, RankReply
-from jaxrun.spec.job.rank_placement import agents_by_rank
 
 LOAD = 'Thread 0x1 (most recent call first):\n  File "/job/data.py", line 10 in load\n  File "/job/train.py", line 9\n'
 IN_CALL = 'Thread 0x1 (most recent call first):\n  File "/job/train.py", line 88 in main\n'
@@ -129,7 +129,7 @@ def test_of_a_short_job_all_that_it_waited_for_cores_counts():
 
 def test_ranks_of_several_hosts_are_compared_once_their_clocks_are_known():
     hosts = {0: "h1", 1: "h2", 2: "h3"}
-    clocks = ClockOffsets(hosts, agents_by_rank(3))
+    clocks = ClockOffsets(hosts, make_registry(3))
     job = Job(hosts, clocks)
     flights = late(1)
     flights[2] = shifted(flights[2], 5.0)

@@ -1,5 +1,7 @@
 """--keep-survivors: the head tells the others that a rank is lost, answers live_devices, and lets the job go on."""
 
+import signal
+
 import pytest
 from calls_by_hand import flight_after
 
@@ -12,7 +14,7 @@ ALL = (0, 1, 2, 3)
 
 
 def asks(*ranks, about=ALL):
-    return [LiveRanksAsked(rank, about) for rank in ranks]
+    return [LiveRanksAsked(rank, about, 1) for rank in ranks]
 
 
 def answers(job):
@@ -124,3 +126,14 @@ def test_a_rank_that_ends_well_before_the_others_is_not_out_of_step_with_them(si
     job.flights = {0: flight_after(8, "0-1"), 1: flight_after(9, "0-1")}
     job.wait(2).done(0, 1).exit(0, 0, 1)
     assert job.wait(2).outcome.divergences
+
+
+def test_a_lost_rank_whose_agent_goes_away_as_the_others_leave_changes_nothing(job):
+    job.handle(job.failure(2)).wait(1).done(0, 1, 3)
+    job.handle(AgentLost(AgentId(2), "its host is gone")).exit(0, 1, 3).exit(0, 0)
+    assert job.outcome.end.reason == "ok" and job.outcome.lost == (2,)
+
+
+def test_survivors_that_end_well_at_sigterm_have_given_way(job):
+    job.listen().exit(-9, 2).wait(60).interrupt(signal.SIGTERM).done(0, 1, 3).exit(0, 1, 3).exit(0, 0)
+    assert job.outcome.end.reason == "preempted" and job.verdict.exit_code == 75

@@ -12,7 +12,7 @@ from jaxrun.controller.head.head_state import JobPhase
 from jaxrun.controller.supervisor.job_terminal import resolve_stdin, why_no_terminal
 from jaxrun.controller.supervisor.sidecars import check_live
 from jaxrun.errors import UsageError
-from jaxrun.job_events.events import TerminalLine
+from jaxrun.job_events.events import Requested, TerminalLine
 from jaxrun.node.agent.spawn import open_stdin
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
@@ -21,7 +21,9 @@ from jaxrun.protocol.debugger_messages import (
     DebuggerOutput,
     DebuggerReadRequest,
     DebuggerRequest,
+    TerminalDecision,
 )
+from jaxrun.protocol.job_messages import OverviewRequest
 from jaxrun.protocol.worker_messages import Interrupted
 from jaxrun.spec.engines.open_mpi import OPEN_MPI
 from jaxrun.spec.engines.slurm import SLURM
@@ -30,11 +32,11 @@ from jaxrun.spec.job.plan import LaunchCommand, Plan, Worker
 
 
 def stop_at_breakpoint(job, *ranks):
-    return job.handle(*(DebuggerRequest(rank, "train.py:8 step") for rank in ranks))
+    return job.handle(*(DebuggerRequest(rank, "train.py:8 step", 1) for rank in ranks))
 
 
 def prompt(job, rank):
-    return job.handle(DebuggerOutput(rank, f"(Pdb {rank}) "), DebuggerReadRequest(rank))
+    return job.handle(DebuggerOutput(rank, f"(Pdb {rank}) "), DebuggerReadRequest(rank, 2))
 
 
 def answers(job, kind):
@@ -44,32 +46,32 @@ def answers(job, kind):
 
 def test_a_rank_at_its_breakpoint_has_the_terminal_until_it_goes_on(simulate):
     job = prompt(stop_at_breakpoint(simulate(2).run(), 1), 1)
-    assert answers(job, DebuggerDecision) == [(1, DebuggerDecision(True))]
+    assert answers(job, TerminalDecision) == [(1, TerminalDecision(1, True))]
     assert job.terminal == [
         "\n>>> rank 1 is in its debugger at train.py:8 step, and others may wait for it; c continues\n",
         "(Pdb 1) ",
     ]
     assert job.reads == 1
     job.handle(TerminalLine("p x\n"))
-    assert answers(job, DebuggerInput) == [(1, DebuggerInput("p x\n"))]
+    assert answers(job, DebuggerInput) == [(1, DebuggerInput(2, "p x\n"))]
 
 
 def test_the_next_rank_gets_the_terminal_when_the_first_goes_on(simulate):
     job = prompt(stop_at_breakpoint(simulate(3).run(), 2, 0, 1), 2)
-    assert answers(job, DebuggerDecision) == [(2, DebuggerDecision(True))]
+    assert answers(job, TerminalDecision) == [(2, TerminalDecision(1, True))]
     job.handle(TerminalLine("c\n"), DebuggerClosed(2))
-    assert answers(job, DebuggerDecision)[1:] == [(0, DebuggerDecision(True))]
+    assert answers(job, TerminalDecision)[1:] == [(0, TerminalDecision(1, True))]
     assert "rank 0 is in its debugger" in job.terminal[-1]
     prompt(job, 0).exit(-11, 0)
-    assert answers(job, DebuggerDecision)[2:] == [(1, DebuggerDecision(True))], "an end gives the terminal back, too"
+    assert answers(job, TerminalDecision)[2:] == [(1, TerminalDecision(1, True))], "an end gives the terminal back, too"
 
 
 def test_a_rank_that_does_not_come_back_from_a_step_loses_the_terminal_to_one_that_waits(simulate):
     job = prompt(stop_at_breakpoint(simulate(2).run(), 0, 1), 0)
     job.wait(100).handle(TerminalLine("n\n")).wait(HANDOVER_S / 2)
-    assert len(answers(job, DebuggerDecision)) == 1
+    assert len(answers(job, TerminalDecision)) == 1
     job.wait(HANDOVER_S)
-    assert answers(job, DebuggerDecision)[1] == (1, DebuggerDecision(True))
+    assert answers(job, TerminalDecision)[1] == (1, TerminalDecision(1, True))
     prompt(job, 0)
     assert job.reads == 1, "it waits for its turn now"
     job.handle(DebuggerClosed(1))
@@ -80,6 +82,29 @@ def test_a_rank_that_steps_alone_keeps_the_terminal(simulate):
     job = prompt(stop_at_breakpoint(simulate(2).run(), 0), 0).handle(TerminalLine("n\n")).wait(60)
     prompt(job, 0)
     assert job.reads == 2 and sum("is in its debugger" in text for text in job.terminal) == 1
+
+
+def test_a_rank_that_does_not_wait_any_more_does_not_get_the_terminal_until_it_asks_again(simulate):
+    job = prompt(stop_at_breakpoint(simulate(3).run(), 0, 1, 2), 0).handle(DebuggerClosed(1))
+    job.handle(TerminalLine("c\n"), DebuggerClosed(0))
+    assert answers(job, TerminalDecision)[1:] == [(2, TerminalDecision(1, True))]
+    assert "rank 2 is in its debugger" in job.terminal[-1]
+    job.handle(DebuggerRequest(1, "train.py:9 step", 5), DebuggerClosed(2))
+    assert answers(job, TerminalDecision)[2:] == [(1, TerminalDecision(5, True))]
+
+
+def test_a_rank_that_does_not_wait_any_more_is_not_shown_as_debugged(simulate):
+    job = prompt(stop_at_breakpoint(simulate(2).run(), 0, 1), 0)
+    job.handle(DebuggerClosed(1), Requested("3.1", OverviewRequest())).wait(1)
+    assert [answer.content.debugged for _, answer in job.answered] == [(0,)]
+
+
+def test_a_line_that_is_typed_after_its_debugger_was_left_is_for_nobody(simulate):
+    job = prompt(stop_at_breakpoint(simulate(2).run(), 0, 1), 0).handle(DebuggerClosed(0))
+    job.handle(TerminalLine("p x\n"))
+    assert answers(job, DebuggerInput) == []
+    prompt(job, 1).handle(TerminalLine("c\n"))
+    assert answers(job, DebuggerInput) == [(1, DebuggerInput(2, "c\n"))]
 
 
 def test_the_time_at_a_prompt_counts_for_no_limit(simulate):
@@ -149,20 +174,20 @@ def test_no_fault_of_chaos_comes_while_somebody_debugs(simulate):
 
 def test_without_a_terminal_a_breakpoint_is_refused_and_nobody_is_asked_and_a_failure_is_not_debugged(simulate):
     job = prompt(stop_at_breakpoint(simulate(2, no_terminal="no terminal").run(), 0), 0)
-    assert answers(job, DebuggerDecision) == [(0, DebuggerDecision(False, "no terminal"))]
-    assert answers(job, DebuggerInput) == [(0, DebuggerInput(""))] and job.reads == 0 and not job.terminal
+    assert answers(job, TerminalDecision) == [(0, TerminalDecision(1, False, "no terminal"))]
+    assert answers(job, DebuggerInput) == [(0, DebuggerInput(2, ""))] and job.reads == 0 and not job.terminal
     job.handle(failure(job, 1)).wait(1)
-    assert answers(job, DebuggerDecision)[1:] == [(1, DebuggerDecision(False))]
+    assert answers(job, DebuggerDecision) == [(1, DebuggerDecision(False))]
     assert job.lines == ["rank 1 failed; stopping 1 other"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_input_of_all_debuggers(simulate, signum):
     job = prompt(stop_at_breakpoint(simulate(3).run().listen(), 0, 1), 0).interrupt(signum)
-    assert answers(job, DebuggerInput) == [(0, DebuggerInput(""))]
-    assert answers(job, DebuggerDecision)[1:] == [(1, DebuggerDecision(False, "the job is being ended"))]
+    assert answers(job, DebuggerInput) == [(0, DebuggerInput(2, ""))]
+    assert answers(job, TerminalDecision)[1:] == [(1, TerminalDecision(1, False, "the job is being ended"))]
     prompt(job.handle(Interrupted(0, 0.0)), 0)
-    assert answers(job, DebuggerInput)[1:] == [(0, DebuggerInput(""))]
+    assert answers(job, DebuggerInput)[1:] == [(0, DebuggerInput(2, ""))]
 
 
 # ---- --pdb
@@ -180,7 +205,7 @@ def test_the_culprit_is_debugged_before_the_job_is_stopped(simulate):
     assert job.lines == ["rank 2 failed: ValueError: bad record\nits debugger follows (--pdb)"]
     assert answers(job, DebuggerDecision) == [(2, DebuggerDecision(True))]
     prompt(stop_at_breakpoint(job, 2), 2).wait(1000).handle(TerminalLine("q\n"), DebuggerClosed(2))
-    assert answers(job, DebuggerDecision)[2:] == [(0, DebuggerDecision(False))]
+    assert answers(job, DebuggerDecision)[1:] == [(0, DebuggerDecision(False))]
     assert job.lines[1:] == ["rank 2 failed; stopping 1 other"] and job.kills() == [(1_001_000, (1,))]
 
 

@@ -69,6 +69,7 @@ Exit status:
   65     the processes are not the job you asked for; the program was not started
   69     a backend is missing or could not start
   70     a message made no sense: a bug of jaxrun, or another program on its port
+  73     the job runs already, and takes in no process that comes now
   75     preempted; the job may be resumed
   124    the job, or its start, took longer than its timeout
   128+n  a process died of signal n: 137 SIGKILL, 139 SIGSEGV; jaxrun: 130 Ctrl-C, 143 SIGTERM

@@ -32,8 +32,9 @@ from jaxrun.controller.seat import (
     next_state,
 )
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import AgentReport, AgentToHead
+from jaxrun.protocol.agent_messages import AgentReport, AgentSignalled, AgentToHead
 from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.rank_placement import UNPLACED, Placement, replace_host
 from jaxrun.text import UNKNOWN_HOST, format_ranks
 
 
@@ -64,6 +65,7 @@ class Roster:
 
     suspected:   the agents whose loss the head does not know yet
     has_launch:  whether the launch command runs
+    placement:   of the attempt, with the spare hosts that have taken the places of lost ones while it ran
     """
 
     def __init__(self, *, waits: bool = False) -> None:
@@ -76,9 +78,11 @@ class Roster:
         self.suspected: set[AgentId] = set()
         self.by_hand = False
         self.has_launch = True
+        self.placement = UNPLACED
         self.agents: Mapping[AgentId, tuple[int, ...]] = {}  # with ranks
         self._spares: tuple[AgentId, ...] = ()  # all without ranks
         self._agent_of: dict[int, AgentId] = {}
+        self._may_replace = self._share = False
         self._links: dict[LinkId, Link] = {}
         self._claims: dict[AgentId, list[LinkId]] = {}
         self._reported = 0
@@ -104,15 +108,20 @@ class Roster:
         for link, one in self._links.items():
             links_of.setdefault(one.agent, []).append(link)
         self.attempt, self.runs, self.by_hand = plan.attempt, False, plan.is_started_by_hand
-        placed = plan.placement.agents
-        self.agents = {agent: ranks for agent, ranks in placed.items() if ranks}
-        self._agent_of = {rank: agent for agent, ranks in self.agents.items() for rank in ranks}
+        placed, command = plan.placement.agents, plan.launch_command
+        self._may_replace = command is not None and command.survive_host_loss
+        self._share = command is not None and command.agents_stay
+        self._place(plan.placement)
         self.reports, self.awaited, self.suspected, self._claims, self._reported = {}, {}, set(), {}, 0
         # Spare hosts that were lost are not used again, even if their agents are not in the plan any more.
         self.seats = {agent: seat for agent, seat in earlier.items() if seat.state is SeatState.LOST and not seat.ranks}
         self._spares = tuple(dict.fromkeys([*self.seats, *(agent for agent, ranks in placed.items() if not ranks)]))
         for agent in placed:
-            there, seat = links_of.get(agent, []), _seat_in(plan, agent, earlier.get(agent))
+            before = earlier.get(agent)
+            there, seat = links_of.get(agent, []), _seat_in(plan, agent, before)
+            if before is not None and before.ranks and not seat.ranks and before.link in there:
+                there.remove(before.link)
+                actions += self._leave_out(before, before.link)
             self._put(replace(seat, link=seat.link if seat.link in there else next(iter(there), None)))
             if seat.ranks:
                 for link in there:
@@ -132,9 +141,58 @@ class Roster:
                 self._links[link] = Link(one.agent)
         return actions
 
+    def _leave_out(self, seat: Seat, link: LinkId) -> list[Action]:
+        """Send an agent away that had ranks, so that its command may be started again in this seat."""
+        del self._links[link]
+        return [Recall(link, ()), Refuse(link, seat.agent, _describe_left_out(seat), may_return=True)]
+
     def end_launch(self) -> None:
         """The launch command has ended; its agents may have outlived it."""
         self.has_launch = False
+
+    def find_spare(self, rank: int) -> Placement | None:
+        """Return the placement in which a spare host takes the place of this rank's host, which is lost.
+
+        None if no spare host is ready, or if an agent of that host is still there.
+        """
+        host = self.of_rank(rank).host
+        if not self._may_replace or self.is_host_there(rank):
+            return None
+        ready = {
+            seat.agent: seat.host
+            for seat in self.waiting()
+            if seat.state is SeatState.SPARE and seat.link is not None and seat.report is not None
+        }
+        return replace_host(self.placement, host, ready, share=self._share)
+
+    def seat_spare(self, placement: Placement) -> None:
+        """The program runs, and agents that have waited get the ranks that they have in this placement."""
+        left = self.agents.keys() - placement.agents.keys()
+        taken = [seat.agent for seat in self.waiting() if placement.agents.get(seat.agent)]
+        self._place(placement)
+        self._spares = tuple(agent for agent in self._spares if agent not in taken)
+        for agent in left:
+            self._put(replace(self.seats[agent], ranks=()))
+        for agent in taken:
+            self._put(replace(self.seats[agent], ranks=self.agents[agent], has_reported=True))
+            self._step(agent, SeatEvent.SEAT)
+
+    def is_host_there(self, rank: int) -> bool:
+        """Whether an agent with ranks is connected on the host of this rank."""
+        return any(seat.link is not None for seat in self._on_host_of(rank))
+
+    def ranks_beside(self, rank: int) -> list[int]:
+        """Return all ranks on the host of this one, with itself."""
+        return [each for seat in self._on_host_of(rank) for each in seat.ranks]
+
+    def _on_host_of(self, rank: int) -> list[Seat]:
+        host = self.of_rank(rank).host
+        return [seat for seat in self.with_ranks() if seat.host == host]
+
+    def _place(self, placement: Placement) -> None:
+        self.placement = placement
+        self.agents = {agent: ranks for agent, ranks in placement.agents.items() if ranks}
+        self._agent_of = {rank: agent for agent, ranks in self.agents.items() for rank in ranks}
 
     def drain(self, agents: Iterable[AgentId]) -> None:
         """The attempt is over, and the pods of these agents go away."""
@@ -165,15 +223,22 @@ class Roster:
         return one.agent if one is not None else None
 
     def drop_earlier(self, link: LinkId, messages: Sequence[AgentToHead]) -> Sequence[AgentToHead]:
-        """Return the messages that belong to this attempt: from the report on with which the agent begins it."""
+        """Return the messages that belong to this attempt: from the report on with which the agent begins it.
+
+        A signal that a person or a cluster has sent to an agent is about the job, so it counts before that as well.
+        A signal from an engine may be about the attempt before: an mpirun that ends sends one to all of its agents.
+        """
         one = self._links[link]
         if not one.is_called:  # in the earlier attempt it may have had other ranks
             return messages
+        signals: list[AgentToHead] = []
         for index, message in enumerate(messages):
             if isinstance(message, AgentReport) and message.attempt == self.attempt:
                 one.is_called = False
-                return messages[index:]
-        return []
+                return [*signals, *messages[index:]]
+            if self.by_hand and isinstance(message, AgentSignalled):
+                signals.append(message)
+        return signals
 
     def say(self, link: LinkId, message: AgentToHead) -> list[Action]:
         """An agent has sent a message of this attempt."""
@@ -239,7 +304,7 @@ class Roster:
             return [Refuse(link, agent, reason)]
         self._put(replace(self.seats[agent], link=None))
         seat = self._step(agent, SeatEvent.AWAIT if self.seats[agent].wait is not None else SeatEvent.TURN_AWAY)
-        return [Refuse(link, agent, reason), *self._settle(seat)]
+        return [Refuse(link, agent, reason, may_return=not seat.ranks), *self._settle(seat)]
 
     # ---- what is learned of agents
 
@@ -271,6 +336,10 @@ class Roster:
     def wait_for(self, agent: AgentId, wait: Wait) -> None:
         """The job waits for the host of an agent: it, or another in its place, will report."""
         self._put(replace(self.seats[agent], report=None, wait=wait))
+        self._step(agent, SeatEvent.AWAIT)
+
+    def expect(self, agent: AgentId) -> None:
+        """Another agent may come in the place of this lost one while the program runs, whenever that is."""
         self._step(agent, SeatEvent.AWAIT)
 
     def stop_waiting(self, agent: AgentId) -> Wait | None:
@@ -354,6 +423,11 @@ class Roster:
         """Return the spare hosts that were lost while they waited, with reasons."""
         return {seat.host: seat.why for seat in reversed(self.waiting()) if seat.state is SeatState.LOST}
 
+    def replaced_hosts(self) -> dict[str, str]:
+        """Return the lost hosts whose places spare ones have taken in this attempt, with reasons."""
+        left = self.seats.keys() - self.agents.keys() - set(self._spares)
+        return {self.seats[agent].host: self.seats[agent].why for agent in sorted(left)}
+
     def describe(self) -> str:
         """Write who is not as usual: `rank 1 (h2) lost: nothing was heard from its host for 2 s; h3 spare`.
 
@@ -379,20 +453,21 @@ class Roster:
 
     def _put(self, seat: Seat) -> None:
         """Set a seat, and all that is looked up by it."""
-        agent, before = seat.agent, self.seats.get(seat.agent)
+        agent, before, has_ranks = seat.agent, self.seats.get(seat.agent), bool(seat.ranks)
         self.seats[agent] = seat
-        if not seat.ranks:
+        had_ranks = before is not None and bool(before.ranks)
+        if not has_ranks and not had_ranks:
             return
-        self._reported += seat.has_reported - (before is not None and bool(before.ranks) and before.has_reported)
-        if seat.report is not None:
+        self._reported += (has_ranks and seat.has_reported) - (before is not None and had_ranks and before.has_reported)
+        if has_ranks and seat.report is not None:
             self.reports[agent] = seat.report
         else:
             self.reports.pop(agent, None)
-        if seat.state is SeatState.SUSPECTED:
+        if has_ranks and seat.state is SeatState.SUSPECTED:
             self.suspected.add(agent)
         else:
             self.suspected.discard(agent)
-        if seat.wait is not None:
+        if has_ranks and seat.wait is not None:
             self.awaited[agent] = seat.wait
         else:
             self.awaited.pop(agent, None)
@@ -441,6 +516,13 @@ def _seat_in(plan: Plan, agent: AgentId, earlier: Seat | None) -> Seat:
         return earlier
     planned = command.agent_hosts if command is not None else ()
     return Seat(agent, planned[agent] if agent < len(planned) else UNKNOWN_HOST, link=link)
+
+
+def _describe_left_out(seat: Seat) -> str:
+    """Say why an agent that had this seat has no ranks any more."""
+    failure = seat.report.check_failure if seat.report is not None else ""
+    why = f"it failed --host-check: {failure}" if failure else f"{format_ranks(seat.ranks)} there did not end in time"
+    return f"the job continues without {seat.report.host if seat.report is not None else seat.host}: {why}"
 
 
 def _format_places(seats: Sequence[Seat]) -> str:

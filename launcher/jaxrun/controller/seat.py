@@ -6,6 +6,7 @@
 
     its connection ends ──▶ SUSPECTED ──the cause is known──▶ LOST ──its host is waited for──▶ AWAITED ──▶ CONNECTED …
     its pod goes away ────▶ DRAINED
+    While the program runs (--keep-survivors), a SPARE whose host takes the place of a lost one is CALLED.
 
 A host that falls silent takes this way: the transport gives its connections up (channel/silence.py), so its agents are
 SUSPECTED. losses.py holds their losses until it is known whether the host, its agent or the launch command went first.
@@ -55,6 +56,7 @@ class SeatEvent(enum.Enum):
     AWAIT = enum.auto()  # the job waits for its host
     TURN_AWAY = enum.auto()  # its agent does not fit the job
     DRAIN = enum.auto()
+    SEAT = enum.auto()  # an agent that has waited gets ranks, while the program runs
 
 
 class Claim(enum.Enum):
@@ -62,8 +64,8 @@ class Claim(enum.Enum):
 
     ADMIT = enum.auto()  # the seat is free: it belongs to this connection now
     CONTEND = enum.auto()  # the agent that has the seat may be lost: the message waits until that is known
-    NAME = enum.auto()  # the program does not run: the head names both agents
-    REFUSE = enum.auto()  # the program runs
+    NAME = enum.auto()  # the program does not run, and needs the seat: the head names both agents
+    REFUSE = enum.auto()  # the program runs, or has no rank for the seat
     IGNORE = enum.auto()  # a second path of an agent that speaks on the first one
 
 
@@ -79,6 +81,7 @@ _TABLE: Mapping[SeatEvent, Mapping[SeatState, SeatState]] = {
     _Event.AWAIT: dict.fromkeys((*_THERE, _State.CALLED, _State.LOST, _State.AWAITED), _State.AWAITED),
     _Event.TURN_AWAY: dict.fromkeys((*_THERE, _State.AWAITED), _State.CALLED),
     _Event.DRAIN: dict.fromkeys(_State, _State.DRAINED),
+    _Event.SEAT: {_State.SPARE: _State.CALLED},
 }
 # What differs for an agent that waits: no attempt calls it, its report makes it a spare, its loss needs no cause.
 _WAITING: Mapping[SeatEvent, Mapping[SeatState, SeatState]] = {
@@ -151,7 +154,7 @@ def decide_claim(seat: Seat, *, waits: bool, runs: bool, is_report: bool) -> Cla
         return Claim.ADMIT
     if not is_report:
         return Claim.IGNORE
-    return Claim.REFUSE if runs else Claim.NAME
+    return Claim.REFUSE if runs or not seat.ranks else Claim.NAME
 
 
 # ---- actions
@@ -179,11 +182,15 @@ class Dismiss(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """Tell an agent that its place is taken, or the `reason`, and close its connection."""
+    """Tell an agent that its place is taken, or the `reason`, and close its connection.
+
+    may_return:  the job has no rank for it now; if its command is started again, the job may take it back
+    """
 
     link: LinkId
     agent: AgentId
     reason: str = ""
+    may_return: bool = False
 
 
 class Take(Struct, frozen=True):

@@ -280,8 +280,7 @@ def find_running_job(path: Path | None, command: str) -> RunningJob:
     run_dir = find_run_dir(path)
     if run_dir.is_symlink() or run_dir.name == LATEST_LINK:
         run_dir = run_dir.resolve()
-    if (run_dir / VERDICT_FILE).exists():
-        raise UsageError(f"the job of {run_dir} is over; how it went: jaxrun explain {run_dir}")
+    _check_running(run_dir)
     plan, here = read_plan(run_dir), os.uname().nodename
     launcher = plan.launcher
     if not launcher.host:
@@ -295,6 +294,7 @@ def find_running_job(path: Path | None, command: str) -> RunningJob:
         job.await_greeting(_GREETING_S)
         return job
     except OSError as error:
+        _check_running(run_dir)  # it may just have ended
         if launcher.host != here:
             where = f"on {launcher.host}, not on {here}"
             raise UsageError(f"the launcher of this job runs {where}; type there: {command} {run_dir}") from None
@@ -314,6 +314,12 @@ def find_running_job(path: Path | None, command: str) -> RunningJob:
             f"cannot ask the job of {run_dir}: {launcher.socket}: {error.strerror}; its launcher is process "
             f"{launcher.pid}"
         ) from None
+
+
+def _check_running(run_dir: Path) -> None:
+    """Raise UsageError if the job is over."""
+    if (run_dir / VERDICT_FILE).exists():
+        raise UsageError(f"the job of {run_dir} is over; how it went: jaxrun explain {run_dir}") from None
 
 
 def _connect(run_dir: Path, launcher: RecordedLauncher, job_id: str) -> RunningJob:

@@ -63,19 +63,34 @@ class PrintStallNotice(Struct, frozen=True):
     is_as_before: bool = False
 
 
-class PrintLoss(Struct, frozen=True):
-    """Print how a rank has failed without which these others go on; the program started at `run_at`.
+class RankLoss(Struct, frozen=True):
+    """How a rank has failed without which others go on.
 
-    incarnation:    of the process that has failed
-    restart, most:  the rank is started again, for the time of this number of so many; 0 if it is not
+    incarnation:  of the process that has failed
+    restart:      how many times ranks have been started again, with this one; 0 if this one is, but does not count, as
+                  its pod went away; None if it is not
     """
 
     worker: WorkerOutcome
+    incarnation: int
+    restart: int | None = None
+
+
+class PrintLoss(Struct, frozen=True):
+    """Print how a rank, or all ranks of a host, have failed without which these others go on.
+
+    run_at:  when the program started
+    most:    how many times ranks are started again in all
+    spare:   the spare host on which these are, as their own is lost
+    waits:   once their own host is back, or another is in its place
+    """
+
+    losses: tuple[RankLoss, ...]
     others: tuple[int, ...]
     run_at: float
-    incarnation: int
-    restart: int = 0
     most: int = 0
+    spare: str = ""
+    waits: bool = False
 
 
 class AnswerRequest(Struct, frozen=True):
@@ -90,13 +105,14 @@ class RecordLoss(Message, frozen=True):
 
     incarnation:  of its process, from 1
     headline:     how it has failed, for people
-    restart:      how many times lost ranks have been started again, with this one; 0 if this one is not
+    restart:      how many times lost ranks have been started again, with this one; 0 if this one is, but does not
+                  count; None if it is not
     """
 
     rank: int
     incarnation: int
     headline: str
-    restart: int = 0
+    restart: int | None = None
 
 
 class RecordReturn(Message, frozen=True):
@@ -109,6 +125,22 @@ class RecordReturn(Message, frozen=True):
     rank: int
     incarnation: int
     seconds: float
+
+
+class RecordReplacement(Message, frozen=True):
+    """Log that another host takes the place of a lost one while the other ranks go on (--keep-survivors).
+
+    lost, spare:  the hosts
+    agents:       the ranks of each agent on the other host
+    """
+
+    lost: str
+    spare: str
+    agents: Mapping[AgentId, tuple[int, ...]]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(rank for ranks in self.agents.values() for rank in ranks)
 
 
 class RecordDivergence(Message, frozen=True):
@@ -197,6 +229,7 @@ Action = (
     | AnswerRequest
     | RecordClock
     | RecordDivergence
+    | RecordReplacement
     | RecordReturn
     | RecordStraggler
     | RecordTime

@@ -103,11 +103,13 @@ class JobInfo(HidesFields, Message, frozen=True):
 class AgentRefused(Message, frozen=True):
     """The job does not need this agent, and continues without it.
 
-    is_taken:  another agent has its place, so nothing is wrong with this one
+    is_taken:    another agent has its place, so nothing is wrong with this one
+    may_return:  the job has no rank for it now, but may have one later
     """
 
     reason: str
     is_taken: bool = False
+    may_return: bool = False
 
 
 class AgentConnected(Message, frozen=True):
@@ -213,10 +215,22 @@ class WorkerSpawned(Message, frozen=True):
 
 
 class StartFailed(Message, frozen=True):
-    """The workers could not be started at all."""
+    """Workers could not be started.
+
+    text:       why; a whole sentence if it is not about one worker, or if there is a traceback
+    traceback:  of an import that all workers would have shared
+    rank:       whose worker, by its agent; None if none of the job's could be
+    """
 
     text: str
     traceback: str = ""
+    rank: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What has happened, for people."""
+        is_whole = self.rank is None or self.traceback
+        return self.text if is_whole else f"rank {self.rank} could not be started: {self.text}"
 
 
 class WorkerExited(Message, frozen=True):
@@ -343,7 +357,7 @@ class ClockReply(Message, frozen=True):
 class NextAttempt(Message, frozen=True):
     """The attempt is over: end its remaining workers, and report for the attempt of this number.
 
-    `ranks` are the agent's ranks in that attempt.
+    `ranks` are the agent's ranks in that attempt. An agent that waits also gets it while that attempt runs.
     """
 
     attempt: int
@@ -367,7 +381,7 @@ AgentEvent = AgentConnected | AgentReport | AgentSignalled | HostFacts | PeerRes
 _OfWorker = WorkerSpawned | WorkerExited | StartFailed | FaultNotInjected
 WorkerEvent = _OfWorker | MemoryShortage | RankReply | FlightAtEnd | ProgramDetailsReply
 HostTask = ProbePeers | CopyStaged  # done before the workers start
-AgentOrder = HostTask | StartWorkers | ClockProbe
+AgentOrder = HostTask | NextAttempt | StartWorkers | ClockProbe | Shutdown
 WorkerOrder = InjectFault | StartAgain | RankQuery | ProgramDetailsRequest | AgentToWorker
 RankOrder = SignalWorker | WorkerOrder
 

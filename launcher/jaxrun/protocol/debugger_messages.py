@@ -1,12 +1,17 @@
 """The messages between a rank that is being debugged and the process that has the terminal.
 
 rank                                     head, or the process that runs pytest
-DebuggerRequest      ──────────▶                           (it wants to be debugged)
-                     ◀──────────    DebuggerDecision       (when it is the rank's turn, or at once if refused)
+DebuggerRequest      ──────────▶                           (it is at a breakpoint)
+                     ◀──────────    TerminalDecision       (when it is the rank's turn, or at once if refused)
 DebuggerOutput       ──────────▶
 DebuggerReadRequest  ──────────▶
                      ◀──────────    DebuggerInput
 DebuggerClosed       ──────────▶                           (the next rank may have the terminal)
+
+A rank whose program has failed, and that may be debugged then, waits for a DebuggerDecision before all of that.
+
+An exception, such as one that a signal handler raises, may end a wait for an answer, which then comes too late. So
+requests have numbers, which count up in the process of the rank, and their answers repeat them.
 """
 
 from __future__ import annotations
@@ -19,13 +24,21 @@ class DebuggerRequest(Message, frozen=True):
 
     rank: int
     place: str
+    number: int
+
+
+class TerminalDecision(Message, frozen=True):
+    """Whether the rank of the DebuggerRequest `number` has the terminal, and the reason if it has not."""
+
+    number: int
+    granted: bool
+    reason: str = ""
 
 
 class DebuggerDecision(Message, frozen=True):
-    """Whether the rank is debugged, and the reason if it is not."""
+    """Whether a rank whose program has failed is debugged."""
 
     granted: bool
-    reason: str = ""
 
 
 class DebuggerOutput(Message, frozen=True):
@@ -39,19 +52,21 @@ class DebuggerReadRequest(Message, frozen=True):
     """A debugger reads a line."""
 
     rank: int
+    number: int
 
 
 class DebuggerInput(Message, frozen=True):
-    """The line that was typed; empty at the end of the input."""
+    """The line that was typed, for the DebuggerReadRequest `number`; empty at the end of the input."""
 
+    number: int
     line: str
 
 
 class DebuggerClosed(Message, frozen=True):
-    """The program continues, until it reaches another breakpoint."""
+    """The program continues, until it reaches another breakpoint. The rank waits for no answer any more."""
 
     rank: int
 
 
 DebuggerMessage = DebuggerRequest | DebuggerOutput | DebuggerReadRequest | DebuggerClosed
-DebuggerAnswer = DebuggerDecision | DebuggerInput
+DebuggerAnswer = TerminalDecision | DebuggerDecision | DebuggerInput

@@ -9,9 +9,10 @@
       Gathered            ─────────▶                           when all ranks have sent theirs
       PeerLost            ─────────▶                           when one never will
                           ◀─────────    FaultRequest           gang.kill or pause
-                          ◀─────────    DebugRequest           with --pdb, after a failure
+                          ◀─────────    DebuggerQuestion           with --pdb, after a failure
       DebuggerDecision    ─────────▶
-                          ◀────────▶    DebuggerOutput, DebuggerReadRequest, DebuggerInput (debugger_messages.py)
+                          ◀────────▶    DebuggerOutput, DebuggerReadRequest, DebuggerInput, DebuggerClosed
+                                        (debugger_messages.py)
                           ◀─────────    RecordedWarning
                           ◀─────────    RunFinished
       None                ─────────▶                           end the session
@@ -115,7 +116,7 @@ class FaultRequest(Struct, frozen=True):
     rank: int
 
 
-class DebugRequest(Struct, frozen=True):
+class DebuggerQuestion(Struct, frozen=True):
     """The test has failed on this rank, which waits for a DebuggerDecision. `error`: the beginning of the failure."""
 
     error: str

@@ -32,6 +32,11 @@ class RankDetail(enum.StrEnum):
     def needs_signal(self) -> bool:
         return self in (RankDetail.STACKS, RankDetail.NATIVE_STACKS)
 
+    @property
+    def has_last_calls(self) -> bool:
+        """Whether the answer's flight has the rank's last calls and counters, and not much more."""
+        return self is RankDetail.CALLS or self.needs_signal
+
 
 class RankQuery(Message, frozen=True):
     """A query to a rank. Its agent answers with a RankReply of the same number."""

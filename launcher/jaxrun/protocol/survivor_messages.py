@@ -24,12 +24,14 @@ from jaxrun.protocol.codec import Message
 class LiveRanksAsked(Message, frozen=True):
     """Which of these ranks live? The rank waits for the answer, and so do the others of them that ask.
 
-    calls:  how many cross-process calls this rank has made in each group ("0-3"), as far as they are recorded
-    polls:  how many times this rank has called should_stop
+    number:  counts the questions of this process; a new question takes the place of an unanswered one
+    calls:   how many cross-process calls this rank has made in each group ("0-3"), as far as they are recorded
+    polls:   how many times this rank has called should_stop
     """
 
     rank: int
     ranks: tuple[int, ...]
+    number: int
     calls: Mapping[str, int] = field(default_factory=dict)
     polls: int = 0
 
@@ -38,12 +40,14 @@ class LiveRanks(Message, frozen=True):
     """The ranks that live, each with its incarnation.
 
     order:         the same ranks in the order in which live_devices yields their devices
+    questions:     the numbers of the questions that this answers, by rank
     calls, polls:  the largest numbers of those that have asked: they count on from there together; `calls` has the
                    groups in which they differ
     """
 
     incarnations: Mapping[int, int]
     order: tuple[int, ...]
+    questions: Mapping[int, int]
     calls: Mapping[str, int] = field(default_factory=dict)
     polls: int = 0
 

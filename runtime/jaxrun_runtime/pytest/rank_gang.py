@@ -7,16 +7,17 @@ are not disturbed. A debugger reads from and writes to the parent's terminal.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pdb
 import pickle
 import time
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import pytest
 
 import jaxrun_runtime
-from jaxrun.protocol.debugger_messages import DebuggerInput, DebuggerOutput, DebuggerReadRequest
+from jaxrun.protocol.debugger_messages import DebuggerClosed, DebuggerInput, DebuggerOutput, DebuggerReadRequest
 from jaxrun.protocol.flight_file import GANG_ALLGATHER, GANG_BARRIER, GANG_BROADCAST
 from jaxrun.protocol.pytest_messages import FaultRequest, Gather, Gathered, PeerLost
 from jaxrun_runtime import debugger, joint_calls
@@ -24,6 +25,7 @@ from jaxrun_runtime.gang import calls
 from jaxrun_runtime.gang.calls import CallerConnection
 
 _OWN_DEATH_TIMEOUT_S = 60.0  # wait of a rank that has asked to be killed
+_read_numbers = itertools.count(1)  # of the DebuggerReadRequests of this process
 
 
 class PeerLostError(RuntimeError):
@@ -112,10 +114,31 @@ class RankGang:
 
 
 class RelayedPdb(pdb.Pdb):
-    """A pdb that reads from and writes to the parent's terminal."""
+    """A pdb that reads from and writes to the parent's terminal, and gives it up when the program continues."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{**options, **debugger.relayed(_ParentTerminal(calls.current_call()))})
+        self._terminal = _ParentTerminal(calls.current_call())
+        self._is_left = False
+        super().__init__(*arguments, **{**options, **debugger.relayed(self._terminal)})
+
+    def interaction(self, frame: FrameType | None, *more: Any) -> None:
+        self._is_left = frame is None  # a post mortem ends with its one interaction
+        try:
+            super().interaction(frame, *more)
+        except BaseException:  # of the command q, for instance, or of a signal handler
+            with contextlib.suppress(calls.CallEnded):
+                self._terminal.close()
+            raise
+        if self._is_left:
+            self._terminal.close()
+
+    def set_continue(self) -> None:
+        self._is_left = True
+        super().set_continue()
+
+    def set_quit(self) -> None:
+        self._is_left = True
+        super().set_quit()
 
 
 def post_mortem(error: BaseException) -> None:
@@ -137,6 +160,15 @@ class _ParentTerminal:
         self._parent.send(DebuggerOutput(self._parent.rank, text))
 
     def read_line(self) -> str:
-        self._parent.send(DebuggerReadRequest(self._parent.rank))
-        answer = self._parent.receive()
-        return answer.line if isinstance(answer, DebuggerInput) else ""
+        number = next(_read_numbers)
+        self._parent.send(DebuggerReadRequest(self._parent.rank, number))
+        while True:
+            answer = self._parent.receive()
+            if not isinstance(answer, DebuggerInput):
+                return ""
+            # Any other line is for an earlier request, whose wait was ended by an exception.
+            if answer.number == number:
+                return answer.line
+
+    def close(self) -> None:
+        self._parent.send(DebuggerClosed(self._parent.rank))

@@ -19,7 +19,7 @@ from jaxrun.protocol.debugger_messages import DebuggerDecision
 from jaxrun.protocol.names import RANK_PLUGIN
 from jaxrun.protocol.pytest_messages import (
     PEER_LOST,
-    DebugRequest,
+    DebuggerQuestion,
     PhaseReport,
     RecordedWarning,
     RunFinished,
@@ -175,7 +175,7 @@ class RankPlugin:
     def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
         if not self._settings.debug or call.excinfo is None or not isinstance(report, pytest.TestReport):
             return
-        self._parent.send(DebugRequest(call.excinfo.exconly()[:_ERROR_LENGTH]))
+        self._parent.send(DebuggerQuestion(call.excinfo.exconly()[:_ERROR_LENGTH]))
         answer = self._parent.receive()
         if isinstance(answer, DebuggerDecision) and answer.granted:
             post_mortem(call.excinfo.value)

@@ -15,7 +15,6 @@ import contextlib
 import hmac
 import json
 import socket
-import threading
 import time
 from collections import deque
 from typing import Any
@@ -28,6 +27,7 @@ from jaxrun.protocol.auth import ServerHandshake
 from jaxrun.protocol.blocking_connection import BlockingConnection
 from jaxrun.protocol.connect import HeadAddress, connect
 from jaxrun.protocol.message_tags import ConnectionTags
+from jaxrun_runtime.own_threads import start_thread
 from jaxrun_runtime.state_snapshots.host_memory import Data, HostMemory
 
 _CONNECT_TIMEOUT_S = 30.0
@@ -80,7 +80,7 @@ class RankServer:
         self._unproven: deque[socket.socket] = deque()  # some may be closed already
         self._listening = socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET)
         self.address = str(Address(ip, self._listening.getsockname()[1]))
-        threading.Thread(target=self._accept, name="jaxrun-peers", daemon=True).start()
+        start_thread(self._accept, "jaxrun-peers")
 
     def _accept(self) -> None:
         while True:
@@ -93,7 +93,7 @@ class RankServer:
             if len(self._unproven) > _MAX_UNPROVEN:
                 with contextlib.suppress(OSError):  # its thread closes it
                     self._unproven.popleft().shutdown(socket.SHUT_RDWR)
-            threading.Thread(target=self._serve, args=(connection,), name="jaxrun-peer", daemon=True).start()
+            start_thread(self._serve, "jaxrun-peer", connection)
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(EOFError, OSError, ProtocolError, ValueError):

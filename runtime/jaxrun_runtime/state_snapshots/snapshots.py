@@ -57,10 +57,10 @@ def snapshot(step: int, state: Any) -> None:
     """Keep `state` in the memory of the job's hosts, for `restore` in the next attempt.
 
     Call it on all ranks after the same step. It returns once the state is copied; then the program may donate the
-    state. Copies to other hosts are made in the background, and the next call waits for them. When they are complete,
-    the step counts as saved. Two snapshots are kept. They outlive ranks, agents, and any hosts that are not neighbours
-    in the job's list of hosts. They are deleted when the job ends. Without jaxrun, and in a child of a rank, it does
-    nothing.
+    state. Copies to other hosts are made in the background; the next call waits for them, and so does the end of the
+    program, unless it fails. When they are complete, the step counts as saved. Two snapshots are kept. They outlive
+    ranks, agents, and any hosts that are not neighbours in the job's list of hosts. They are deleted when the job ends.
+    Without jaxrun, and in a child of a rank, it does nothing.
 
     `state` is a pytree of jax.Arrays, typed keys, numpy arrays and Python numbers, such as a TrainState of flax. An
     array over all ranks may have any sharding. All other values must be equal on all ranks. Threads of a rank take
@@ -169,8 +169,9 @@ class SnapshotKeeper:
         self._make_room(snapshot.slot, layout)
         self._number = number
         share, failure, fits = *self._write(snapshot, taken, layout), self._fits(snapshot, taken)
+        # No daemon: a program that ends well has its last snapshot completed, because its threads are waited for.
         self._background = threading.Thread(
-            target=lambda: self._complete(snapshot, share, failure, fits), name="jaxrun-snapshot", daemon=True
+            target=lambda: self._complete(snapshot, share, failure, fits), name="jaxrun-snapshot", daemon=False
         )
         self._completed_by = joint_calls.calls_made(SNAPSHOT)
         self._background.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from msgspec import Struct, field
 
@@ -80,6 +80,11 @@ class WorkerOutcome(Struct, frozen=True):
         return self.finished or self.status == 0
 
     @property
+    def lost_with(self) -> Hashable:
+        """A key by which to group ranks: those that were lost together, with one host, have the same one."""
+        return (self.host, self.lost_reason) if self.lost_reason and self.failure is None else self.rank
+
+    @property
     def deadly_fault(self) -> InjectedFault | None:
         """The injected kill that the worker died of; None if it did not."""
         if self.status != -signal.SIGKILL or self.killed_by_launcher:
@@ -93,10 +98,14 @@ class WorkerOutcome(Struct, frozen=True):
 
 
 class RankReturn(Struct, frozen=True):
-    """How a rank has failed that was started again, and took part again at `back_at` (seconds since the epoch)."""
+    """How a rank has failed that was started again, and took part again at `back_at` (seconds since the epoch).
+
+    host:  where its process runs now
+    """
 
     worker: WorkerOutcome
     back_at: float
+    host: str
 
     @property
     def seconds(self) -> float:
@@ -119,7 +128,8 @@ class JobOutcome(Struct, frozen=True):
     lost:                 ranks without which the others went on (--keep-survivors)
     returns:              ranks that were lost and came back while the others went on, in order
     started_again:        how many times lost ranks were started again, whether they came back or not
-    drained:              agents whose pods go away; 0 for the head's pod
+    drained:              agents whose pods go away, which has ended the attempt; 0 for the head's pod
+    leaving:              agents whose pods go away, without which the others went on (--keep-survivors)
     stop_requested:       someone asked to stop the job, possibly while it was already ending
     saved_step:           the last step whose checkpoint the program reported as complete
     faults_left:          the faults of --chaos that were not injected
@@ -141,10 +151,15 @@ class JobOutcome(Struct, frozen=True):
     returns: tuple[RankReturn, ...] = ()
     started_again: int = 0
     drained: frozenset[AgentId] = frozenset()
+    leaving: frozenset[AgentId] = frozenset()
     stop_requested: bool = False
     saved_step: int | None = None
     faults_left: tuple[FaultSpec, ...] = ()
     uses_mpi: bool = False
+
+    def is_host_replaced(self, worker: WorkerOutcome) -> bool:
+        """Whether another host has taken the place of the one with which this worker was lost."""
+        return self.hosts.get(worker.rank, worker.host) != worker.host
 
     @property
     def waits_for_pods(self) -> bool:

@@ -30,7 +30,7 @@ class RankEnd(Struct, frozen=True):
         return Doing.FINISHED if self.has_finished else Doing.ENDED
 
 
-class HostMemory(Struct, frozen=True):
+class HostMemoryUse(Struct, frozen=True):
     """The memory of a host, or of the ranks' cgroup on it if that is fuller, in bytes: used, and how much there is."""
 
     host: str
@@ -89,18 +89,18 @@ class Overview(Struct, frozen=True):
         return max(0.0, min(ages)) if ages else None
 
     @property
-    def host_memory(self) -> tuple[HostMemory, ...]:
+    def host_memory(self) -> tuple[HostMemoryUse, ...]:
         """The memory of each host that is known, in the order of its ranks: the fullest that its agents report."""
-        found: dict[str, HostMemory] = {}
+        found: dict[str, HostMemoryUse] = {}
         for rank, vitals in sorted(self.vitals.items()):
             host = self.hosts.get(rank, "")
-            seen = HostMemory(host, vitals.host_memory_bytes, vitals.host_memory_limit_bytes)
+            seen = HostMemoryUse(host, vitals.host_memory_bytes, vitals.host_memory_limit_bytes)
             if seen.limit_bytes and (host not in found or _fullness(seen) > _fullness(found[host])):
                 found[host] = seen
         return tuple(found.values())
 
 
-def _fullness(memory: HostMemory) -> float:
+def _fullness(memory: HostMemoryUse) -> float:
     return memory.used_bytes / memory.limit_bytes
 
 

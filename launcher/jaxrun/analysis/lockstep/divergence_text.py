@@ -34,7 +34,8 @@ def format_divergence(divergence: Divergence, hosts: Mapping[int, str]) -> str:
     found = differences.find_differences(call_groups)
     lines = [f"the processes disagree at {call}", *_rows(divergence, hosts)]
     callers = [call_group for call_group in call_groups if call_group.absence is None]
-    if len(callers) == 1 and len(call_groups) > 1 and not _crossed(call_groups):
+    is_only_caller = len(callers) == 1 and len(call_groups) > 1 and not _unknown(divergence, hosts)
+    if is_only_caller and not _crossed(call_groups):
         lines.append(f"  only {_names(callers[0].ranks, hosts)} made this call")
     for difference in found[:_DIFFERENCES]:
         lines += _difference(difference, hosts)
@@ -80,10 +81,15 @@ def _rows(divergence: Divergence, hosts: Mapping[int, str]) -> Iterator[str]:
         else:
             yield f"{who}{call_group.name:{names}}  {_made(call_group)}".rstrip()
     cut = {rank for call_group in divergence.call_groups[_MAX_CALL_GROUPS:] for rank in call_group.ranks}
-    unknown = parse_group(divergence.group, len(hosts)).difference(cut, *(call_group.ranks for call_group in shown))
-    for what, ranks in (("made other calls again", cut), ("not known", unknown)):
+    for what, ranks in (("made other calls again", cut), ("not known", _unknown(divergence, hosts))):
         if ranks:
             yield f"  {_names(ranks, hosts)}: {what}"
+
+
+def _unknown(divergence: Divergence, hosts: Mapping[int, str]) -> frozenset[int]:
+    """Return the ranks of which it is not known what they did."""
+    known = (call_group.ranks for call_group in divergence.call_groups)
+    return parse_group(divergence.group, len(hosts)).difference(*known)
 
 
 def _made(call_group: CallGroup) -> str:

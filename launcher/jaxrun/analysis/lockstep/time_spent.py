@@ -1,8 +1,8 @@
 """Divides the time in which a program runs into what it was spent on, in whole microseconds. No I/O.
 
-The flight recorders are read now and then. What they say of the time since the last reading is a Reading; `TimeLedger`
-sums readings up. Each microsecond is in one part, so that the parts sum to the whole, whatever the clocks do. Facts
-that arrive late, such as a compilation that was finished only now, move time from one part to another.
+The flight recorders are read now and then. What they say of the time since the last reading is a TimeReading; a
+TimeLedger sums readings up. Each microsecond is in one part, so that the parts sum to the whole, whatever the clocks
+do. Facts that arrive late, such as a compilation that was finished only now, move time from one part to another.
 
 docs/goodput.md defines the parts.
 """
@@ -35,7 +35,7 @@ def to_us(seconds: float) -> Microseconds:
     return min(_MAX_US, round(seconds * _US_PER_S)) if 0.0 < seconds < _MAX_US else 0
 
 
-class Reading(NamedTuple):
+class TimeReading(NamedTuple):
     """What flight recorders say of the time since the reading before, in seconds, for the job as a whole.
 
     compiling, saving, restoring:  the most that one rank did of this
@@ -74,7 +74,7 @@ class TimeLedger:
         self._unseen: Microseconds = 0  # before there was anything by which steps could be seen
         self._stalled_at_calls: int | None = None
 
-    def add(self, reading: Reading, now: float) -> None:
+    def add(self, reading: TimeReading, now: float) -> None:
         """Add the time until now; nothing if the clock has gone back."""
         began, now_us = self.until_us, to_us(now)
         left = max(0, now_us - began)
@@ -104,7 +104,7 @@ class TimeLedger:
             self._move(to_us(idle_s), STALLED)
         self._stalled_at_calls = calls
 
-    def _add_stall(self, reading: Reading, began: Microseconds, left: Microseconds) -> Microseconds:
+    def _add_stall(self, reading: TimeReading, began: Microseconds, left: Microseconds) -> Microseconds:
         """Add the time up to the next call to a stall, if there is one; returns the time left."""
         if self._stalled_at_calls is None:
             return left
@@ -124,7 +124,7 @@ class TimeLedger:
             self._move(amount - now, part)
         return left - now
 
-    def _add_steps(self, reading: Reading, began: Microseconds, left: Microseconds) -> None:
+    def _add_steps(self, reading: TimeReading, began: Microseconds, left: Microseconds) -> None:
         if reading.steps_since is None and not self._has_stepped:
             self.parts[SET_UP if reading.has_steps else UNKNOWN] += left
             self._unseen += 0 if reading.has_steps else left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from msgspec.structs import asdict, replace
 
@@ -26,7 +27,7 @@ from jaxrun.analysis.diagnosis.job_end import (
     Unsupported,
     stacks_at,
 )
-from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, WorkerOutcome
+from jaxrun.analysis.diagnosis.job_outcome import JobOutcome, RankReturn, WorkerOutcome
 from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.rank_state import WAITING
 from jaxrun.analysis.diagnosis.root_cause import Culpability, culpability, find_culprits, find_failed_endings
@@ -125,13 +126,27 @@ def _describe_end(
 
 
 def _describe_losses(outcome: JobOutcome, culprits: Collection[int]) -> Iterator[str]:
-    """Yield how each rank failed without which the others went on, except the `culprits`, which the headline names."""
-    for back in outcome.returns:
-        loss = phrasing.describe_loss(back.worker, outcome.hosts, outcome.run_at)
-        yield f"{loss}, and was back after {format_seconds(back.seconds)}."
-    for worker in outcome.workers:
-        if worker.rank in outcome.lost and worker.rank not in culprits:
-            yield f"{phrasing.describe_loss(worker, outcome.hosts, outcome.run_at)}, and did not come back."
+    """Yield how ranks failed without which the others went on, except the `culprits`, which the headline names."""
+    for together in _group_returns(outcome.returns):
+        loss = phrasing.describe_loss([back.worker for back in together], outcome.hosts, outcome.run_at)
+        where = f" on {together[0].host}" if together[0].host != together[0].worker.host else ""
+        seconds = format_seconds(max(back.seconds for back in together))
+        yield f"{loss}, and {agree('was', len(together))} back{where} after {seconds}."
+    left = [worker for worker in outcome.workers if worker.rank in outcome.lost and worker.rank not in culprits]
+    for _, workers in groupby(left, lambda worker: worker.lost_with):
+        yield f"{phrasing.describe_loss(list(workers), outcome.hosts, outcome.run_at)}, and did not come back."
+
+
+def _group_returns(returns: Iterable[RankReturn]) -> Iterator[list[RankReturn]]:
+    """Yield the returns of ranks that were lost with one host, and came back on one, together; each rank once."""
+    for _, group in groupby(returns, lambda back: (back.worker.lost_with, back.host)):
+        rest = list(group)
+        while rest:
+            together: dict[int, RankReturn] = {}
+            for back in rest:
+                together.setdefault(back.worker.rank, back)
+            rest = [back for back in rest if together[back.worker.rank] is not back]
+            yield [back for _, back in sorted(together.items())]
 
 
 def _add_divergence(verdict: Verdict, outcome: JobOutcome) -> Verdict:

@@ -23,7 +23,7 @@ _INDENTED = re.compile(r"^ .*\n?", re.MULTILINE)
 _SIGNALS_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
-class Explanation(Struct, frozen=True):
+class ErrorExplanation(Struct, frozen=True):
     """The cause in one sentence, the advice in another, and a link; all empty for an unknown text."""
 
     means: str = ""
@@ -31,7 +31,7 @@ class Explanation(Struct, frozen=True):
     link: str = ""
 
 
-def explain_worker(worker: WorkerOutcome) -> Explanation:
+def explain_worker(worker: WorkerOutcome) -> ErrorExplanation:
     """Explain the failure of a culprit. What was raised while its exception was handled is not looked up."""
     failure = worker.failure
     choice = choose_error(failure.chain) if failure is not None else None
@@ -41,24 +41,24 @@ def explain_worker(worker: WorkerOutcome) -> Explanation:
     return find_explanation(choice.chosen.message, *(f"{error.error}: {error.message}" for error in reversed(so_far)))
 
 
-def explain_consequence(worker: WorkerOutcome, *, several_hosts: bool) -> Explanation:
+def explain_consequence(worker: WorkerOutcome, *, several_hosts: bool) -> ErrorExplanation:
     """Explain a failure that may be a consequence of another one: only errors that name a cause are looked up."""
     return find_explanation(*_texts(worker), accept=lambda e: e.is_root and (several_hosts or not e.is_network))
 
 
-def explain_unavailable(text: str, traceback: str) -> Explanation:
+def explain_unavailable(text: str, traceback: str) -> ErrorExplanation:
     """Explain why a job did not start, by what mpirun or srun wrote, and by an agent's traceback, if there is one."""
     return find_explanation(text, _messages(traceback))
 
 
-def find_explanation(*texts: str, accept: Callable[[KnownError], bool] = lambda error: True) -> Explanation:
+def find_explanation(*texts: str, accept: Callable[[KnownError], bool] = lambda error: True) -> ErrorExplanation:
     """Explain the first text that matches a known error; only errors for which `accept` is true are looked up."""
     for text in map(_clip, texts):
         for known in KNOWN_ERRORS.values():
             if accept(known) and (match := known.search(text)):
                 groups = match.groupdict()
-                return Explanation(known.means.format_map(groups), known.advice.format_map(groups), known.link)
-    return Explanation()
+                return ErrorExplanation(known.means.format_map(groups), known.advice.format_map(groups), known.link)
+    return ErrorExplanation()
 
 
 def _texts(worker: WorkerOutcome) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from jaxrun.protocol.flight import strip_directory
 from jaxrun.protocol.worker_messages import ThreadFailed, WorkerStage
 from jaxrun.stack_frames import find_program_frames
 from jaxrun.text import (
+    agree,
     format_ranges,
     format_rank,
     format_ranks,
@@ -68,10 +69,21 @@ def describe_failure(worker: WorkerOutcome, *, many: bool = False, uses_mpi: boo
     return f"{format_status(worker.status)} without an exception {exit_call}{after}"
 
 
-def describe_loss(worker: WorkerOutcome, hosts: Mapping[int, str], run_at: float | None) -> str:
-    """Write `rank 2 of 8 on h1 was killed by SIGKILL (9), 41.3 s into the run`, of a rank that others outlive."""
-    moment = describe_time(worker, worker.time, run_at)
-    return f"{describe_ranks([worker], hosts)} {describe_failure(worker)}, {moment}"
+def describe_loss(workers: Sequence[WorkerOutcome], hosts: Mapping[int, str], run_at: float | None) -> str:
+    """Write `rank 2 of 8 on h1 was killed by SIGKILL (9), 41.3 s into the run`, of a rank that others outlive.
+
+    workers:  one, or all that were lost with a host
+    """
+    moment = describe_time(workers[0], workers[0].time, run_at)
+    hosts = {**hosts, **{worker.rank: worker.host for worker in workers}}  # they may have come back on another
+    return f"{describe_ranks(workers, hosts)} {describe_failure(workers[0], many=len(workers) > 1)}, {moment}"
+
+
+def describe_others(ranks: Collection[int]) -> str:
+    """Write `ranks 0-1 go on (--keep-survivors)`, of the ranks that outlive others."""
+    if not ranks:
+        return "the programs of the others have ended (--keep-survivors)"
+    return f"{format_ranks(ranks)} {agree('goes', len(ranks))} on (--keep-survivors)"
 
 
 def describe_time(worker: WorkerOutcome, started: float, run_at: float | None) -> str:

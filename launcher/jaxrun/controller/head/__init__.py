@@ -22,7 +22,11 @@ Times are seconds since the epoch, and always passed in.
 | standing_calls                        | which rank stands in which call                                             |
 | divergence_reports                    | reports of ranks that do not                                                |
 | interruption                          | signals: how Ctrl-C, SIGTERM and SIGHUP end the job                         |
+| leaving_pods                          | a pod goes away, and the others go on (--keep-survivors)                    |
 | job_shutdown                          | how a job is stopped: root cause first, then the order of the kills         |
+| survivors, rank_returns               | a rank is lost, the others go on, and it comes back (--keep-survivors)      |
+| replacement_hosts                     | on which other host the ranks of a lost one are started again meanwhile     |
+| device_orders                         | in which order live_devices yields the devices of ranks that live           |
 | stop_agreement                        | at which step all ranks stop                                                |
 | scale_up                              | when a smaller job takes its hosts back                                     |
 | host_wait                             | waits for lost hosts while an attempt starts (--wait-hosts)                 |

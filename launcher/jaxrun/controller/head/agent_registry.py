@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from jaxrun.analysis.diagnosis.fabric import check_fabric
@@ -12,15 +13,16 @@ from jaxrun.controller.head.consistency import describe_different_devices, descr
 from jaxrun.controller.roster import Roster
 from jaxrun.errors import NotUniformError, UnavailableError
 from jaxrun.protocol.agent_id import AgentId
-from jaxrun.protocol.agent_messages import AgentReport, StartWorker
+from jaxrun.protocol.agent_messages import AgentReport, NextAttempt, StartWorker
 from jaxrun.protocol.names import VERSION
 from jaxrun.spec.job.plan import Plan
+from jaxrun.spec.job.rank_placement import Placement
 from jaxrun.spec.job.worker_assignment import (
     Assignment,
     LauncherSettings,
+    assign_on_host,
     assign_workers,
     group_by_host,
-    prepare_workers,
 )
 from jaxrun.text import format_columns, format_ranks, format_ranks_on_hosts
 
@@ -34,11 +36,24 @@ class HostCheckError(UnavailableError):
         super().__init__("; ".join(texts))
 
 
+class SpareHost(Struct, frozen=True):
+    """A spare host that can take the place of a lost one at once.
+
+    placement:  of the attempt, with this host in that place
+    calls:      to each of its agents, with the agent's ranks
+    starts:     what each of its agents starts, once it has checked its host
+    """
+
+    host: str
+    placement: Placement
+    calls: Mapping[AgentId, NextAttempt]
+    starts: Mapping[AgentId, tuple[StartWorker, ...]]
+
+
 class AgentRegistry:
     """Compares the reports of the agents with ranks of one attempt.
 
     roster:  has the reports
-    agents:  the ranks of each
     """
 
     def __init__(
@@ -58,11 +73,15 @@ class AgentRegistry:
         self.job = plan.job
         self.size = len(plan.workers)
         self.roster = roster
-        self.agents = roster.agents
         self._plan = plan
         self.listen_addresses = listen_addresses
         self._settings = settings
         self._directory = directory
+
+    @property
+    def agents(self) -> Mapping[AgentId, tuple[int, ...]]:
+        """The ranks of each agent that has any."""
+        return self.roster.agents
 
     @property
     def reports(self) -> Mapping[AgentId, AgentReport]:
@@ -81,6 +100,13 @@ class AgentRegistry:
     def is_started_by_hand(self) -> bool:
         """Whether a lost agent comes back by itself: people, or a cluster, start its command again."""
         return self._plan.is_started_by_hand
+
+    def may_return(self, agent: AgentId) -> bool:
+        """Whether a lost agent may come back, or another in its place, while the ranks of others run (--wait-hosts).
+
+        Not with --stage: hosts get their copies only at the start of an attempt.
+        """
+        return bool(self.job.host_wait) and self.is_started_by_hand and agent != 0 and not self.job.stage
 
     @property
     def is_first_attempt(self) -> bool:
@@ -155,8 +181,43 @@ class AgentRegistry:
         return replace(made, notes=(*news, *self._notes()))
 
     def prepare(self, host: Sequence[AgentReport]) -> list[StartWorker]:
-        """Return what each agent of a spare host prepares for. Raises the exceptions of prepare_workers."""
-        return prepare_workers(self._plan, host, self._reports_by_rank(), self._settings)
+        """Return what each agent of a spare host prepares for: the first of the ranks that it may get.
+
+        Raises the exceptions of assign_on_host.
+        """
+        reports = self._reports_by_rank()
+        most = max(len(ranks) for ranks in group_by_host(sorted(reports.items())))
+        each = max(1, most // len(host))  # as many share the host's cores
+        members = list(enumerate(report for report in host for _ in range(each)))
+        return assign_on_host(self._plan, members, reports, self._settings)[::each]
+
+    def find_spare(self, rank: int) -> SpareHost | None:
+        """Return a spare host that can take the place of this rank's host, which is lost, at once.
+
+        None also with --stage, as in `may_return`, and if the rank cannot run there: the next attempt says why.
+        """
+        placed = self.roster.find_spare(rank)
+        if placed is None or self.job.stage:
+            return None
+        taken = {agent: ranks for agent, ranks in placed.agents.items() if ranks and agent not in self.agents}
+        found = {agent: self.roster.seats[agent].report for agent in taken}
+        members = [(each, report) for agent, report in found.items() if report is not None for each in taken[agent]]
+        try:
+            starts = assign_on_host(self._plan, members, self._reports_by_rank(), self._settings)
+        except NotUniformError:
+            return None
+        by_rank = {start.worker.rank: start for start in starts}
+        of_agents = {agent: tuple(by_rank[each] for each in ranks) for agent, ranks in taken.items()}
+        calls = {agent: NextAttempt(self._plan.attempt, ranks) for agent, ranks in taken.items()}
+        return SpareHost(members[0][1].host, placed, calls, of_agents)
+
+    def start_on(self, agent: AgentId) -> list[StartWorker]:
+        """Return what an agent starts that has come while the ranks of other agents run.
+
+        Raises the exceptions of assign_on_host.
+        """
+        members = [(rank, self.reports[agent]) for rank in self.agents[agent]]
+        return assign_on_host(self._plan, members, self._reports_by_rank(), self._settings)
 
     def first_of_each_host(self) -> tuple[AgentId, ...]:
         """Return one agent of each host, which answers for its host."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from jaxrun.controller.head.agent_registry import AgentRegistry
 from jaxrun.job_events.actions import Action, RecordClock, SendToAgents
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import ClockProbe, ClockReply
@@ -38,11 +39,10 @@ class ClockOffset(Struct, frozen=True):
 class ClockOffsets:
     """The offsets of all ranks' hosts; times are seconds since the epoch."""
 
-    def __init__(self, hosts: Mapping[int, str], agents: Mapping[AgentId, tuple[int, ...]]) -> None:
-        """`hosts` maps each rank to its host, and may be filled in later; `agents` maps each agent to its ranks."""
+    def __init__(self, hosts: Mapping[int, str], registry: AgentRegistry) -> None:
+        """`hosts` maps each rank to its host, and may be filled in later; the registry knows the agents."""
         self._hosts = hosts
-        self._agents = agents
-        self._agent_of = {rank: agent for agent, ranks in agents.items() for rank in ranks}
+        self._registry = registry
         self._ranks: dict[str, list[int]] = {}  # of each host, at the last probe
         self._measured: dict[str, deque[ClockOffset]] = {}
         self._left: dict[AgentId, int] = {}  # probes left to send
@@ -53,7 +53,8 @@ class ClockOffsets:
         self._ranks.clear()
         for rank, host in sorted(self._hosts.items()):
             self._ranks.setdefault(host, []).append(rank)
-        agent_on = {self._hosts[rank]: self._agent_of[rank] for rank in sorted(ranks, reverse=True)}
+        agent_of = {rank: agent for agent, own in self._registry.agents.items() for rank in own}
+        agent_on = {self._hosts[rank]: agent_of[rank] for rank in sorted(ranks, reverse=True)}
         asked = tuple(sorted(agent_on.values()))
         self._left.update(dict.fromkeys(asked, _PROBES - 1))
         return [SendToAgents(asked, ClockProbe(now))] if asked else []
@@ -61,7 +62,10 @@ class ClockOffsets:
     def handle(self, reply: ClockReply, now: float) -> list[Action]:
         """Handle an agent's answer: ask again, or record the offset of its host's clock."""
         offset = (reply.asked_at + now) / 2 - reply.time
-        rank = self._agents[reply.agent][0]
+        ranks = self._registry.agents.get(reply.agent, ())
+        if not ranks:  # a spare host has taken the place of its own
+            return []
+        rank = ranks[0]
         host = self._hosts[rank]
         kept = self._measured.setdefault(host, deque(maxlen=_KEPT))
         kept.append(ClockOffset(offset, max(0.0, now - reply.asked_at) / 2, now))

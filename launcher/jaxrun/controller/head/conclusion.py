@@ -64,12 +64,13 @@ class Conclusion(Struct):
         """Return why the job ended, which for a success or a signal may be that it stopped as it was asked to."""
         end, stop = self._state.end, self._state.stop
         asked = stop.reason if stop.was_reached else ""
+        there = [worker for worker in workers if worker.rank not in self._state.workers.lost]
         match end:
             case Completed() if stop.was_reached:
                 return Grown(asked) if stop.grows else Preempted(asked)
-            case EndedBySignal(signum=signal.SIGTERM) if all(map(self._gave_way, workers)):
+            case EndedBySignal(signum=signal.SIGTERM) if all(map(self._gave_way, there)):
                 return Preempted(asked, end)
-            case EndedBySignal(signum=signal.SIGUSR2) if self._state.requeue and all(map(self._gave_way, workers)):
+            case EndedBySignal(signum=signal.SIGUSR2) if self._state.requeue and all(map(self._gave_way, there)):
                 return Preempted(asked, end)
         return end
 
@@ -101,6 +102,7 @@ class Conclusion(Struct):
             returns=state.workers.returns,
             started_again=state.workers.started_again,
             drained=frozenset(state.drained),
+            leaving=frozenset(state.leaving),
             stop_requested=state.stop_requested,
             saved_step=state.workers.saved_step,
             faults_left=self._faults.remaining,

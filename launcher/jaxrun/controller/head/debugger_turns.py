@@ -21,12 +21,12 @@ from jaxrun.job_events.actions import (
 from jaxrun.job_events.events import TerminalLine
 from jaxrun.protocol.debugger_messages import (
     DebuggerClosed,
-    DebuggerDecision,
     DebuggerInput,
     DebuggerMessage,
     DebuggerOutput,
     DebuggerReadRequest,
     DebuggerRequest,
+    TerminalDecision,
 )
 from jaxrun.text import format_ranks_on_hosts
 
@@ -42,6 +42,7 @@ class DebuggerTurns:
         self._shutdown = shutdown
         self._owner: int | None = None
         self._waiting: dict[int, list[DebuggerMessage]] = {}
+        self._read: DebuggerReadRequest | None = None  # of the owner, which is at its prompt
         self._stepping_since: float | None = None
 
     def handle(self, message: DebuggerMessage, now: float) -> list[Action]:
@@ -55,6 +56,9 @@ class DebuggerTurns:
         if self._state.terminal_refusal:
             return list(self._refuse(message))
         if self._owner not in (None, message.rank):
+            if isinstance(message, DebuggerClosed):
+                self._withdraw(message.rank)
+                return []
             self._state.at_prompt.add(message.rank)
             self._waiting.setdefault(message.rank, []).append(message)
             self._schedule_handover()
@@ -63,12 +67,12 @@ class DebuggerTurns:
 
     def handle_line(self, event: TerminalLine, now: float) -> list[Action]:
         """Handle a typed line; an empty one means the end of the input."""
-        if self._owner is None or self._stepping_since is not None:
+        if self._read is None:  # the debugger that has read it was left meanwhile
             return []
-        self._stepping_since = now
+        read, self._read, self._stepping_since = self._read, None, now
         self._schedule_handover()
         self._state.resume_clocks(now, _PROMPT)
-        return [Send((self._owner,), DebuggerInput(event.line))]
+        return [Send((read.rank,), DebuggerInput(read.number, event.line))]
 
     def _schedule_handover(self) -> None:
         """Give the next rank the terminal if its owner does not come back soon from a step."""
@@ -81,9 +85,14 @@ class DebuggerTurns:
         text = f"\n>>> rank {self._owner} has not come back from that step: it may wait for another rank"
         return [ShowTerminalText(text), *self._release(now)]
 
-    def remove(self, rank: int, now: float) -> list[Action]:
+    def _withdraw(self, rank: int) -> None:
+        """Forget the messages of a rank that waits for the terminal no longer."""
         self._waiting.pop(rank, None)
+        self._state.at_prompt.discard(rank)
         self._schedule_handover()
+
+    def remove(self, rank: int, now: float) -> list[Action]:
+        self._withdraw(rank)
         return self._release(now) if rank == self._owner else []
 
     def close(self, now: float) -> list[Action]:
@@ -91,12 +100,12 @@ class DebuggerTurns:
         actions: list[Action] = []
         if self._state.is_terminal_closed:
             return actions
-        if self._owner is not None and self._stepping_since is None:
-            actions.append(Send((self._owner,), DebuggerInput("")))
+        if self._read is not None:
+            actions += self._refuse(self._read)
         self._state.is_terminal_closed = True
         for messages in self._waiting.values():
             actions += [action for message in messages for action in self._refuse(message)]
-        self._owner, self._waiting, self._stepping_since = None, {}, None
+        self._owner, self._waiting, self._read, self._stepping_since = None, {}, None, None
         self._schedule_handover()
         self._state.resume_clocks(now, _PROMPT)
         return actions
@@ -115,10 +124,11 @@ class DebuggerTurns:
         self._schedule_handover()
         match message:
             case DebuggerRequest():
-                yield Send((message.rank,), DebuggerDecision(True))
+                yield Send((message.rank,), TerminalDecision(message.number, True))
             case DebuggerOutput(text=text):
                 yield ShowTerminalText(text)
             case DebuggerReadRequest():
+                self._read = message
                 self._state.hold_clocks(now, _PROMPT)
                 yield ReadTerminalLine()
             case DebuggerClosed():
@@ -128,7 +138,7 @@ class DebuggerTurns:
         """Take the terminal from its owner, and give it to the rank that has waited longest."""
         if self._owner is not None:
             self._state.at_prompt.discard(self._owner)
-        self._owner, self._stepping_since = None, None
+        self._owner, self._read, self._stepping_since = None, None, None
         self._schedule_handover()
         self._state.resume_clocks(now, _PROMPT)
         if not self._waiting:
@@ -138,6 +148,6 @@ class DebuggerTurns:
 
     def _refuse(self, message: DebuggerMessage) -> Iterator[Action]:
         if isinstance(message, DebuggerRequest):
-            yield Send((message.rank,), DebuggerDecision(False, self._state.terminal_refusal))
+            yield Send((message.rank,), TerminalDecision(message.number, False, self._state.terminal_refusal))
         elif isinstance(message, DebuggerReadRequest):
-            yield Send((message.rank,), DebuggerInput(""))
+            yield Send((message.rank,), DebuggerInput(message.number, ""))

@@ -139,10 +139,16 @@ class DivergenceDetector:
             for question in self._questions
         ]
 
-    def compare(self, replies: Replies, now: float) -> list[Action]:
-        """Compare the flight recorders; if ranks seem to diverge, ask for their histories."""
-        self._flights.update(flights_of(replies))
-        return self._find_candidates(now)
+    def compare(self, now: float) -> list[Action]:
+        """Compare the flight recorders as they are known; if ranks of a group seem to diverge, ask for histories."""
+        if self._is_busy or self.reports.are_enough:
+            return []
+        candidates = [one for one in compare.find_candidates(self._flights) if not self.reports.is_broken(one.group)]
+        actions = self._ask([_HistoryQuestion(candidate) for candidate in candidates], now)
+        for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
+            divergence = divergence_of_calls(calls)
+            actions += self.reports.add(divergence, None, now) if divergence is not None else []
+        return actions
 
     def compare_entered(self, now: float) -> list[Action]:
         """If no rank has made a call since the last regular reading, find out in which calls the ranks are.
@@ -180,7 +186,7 @@ class DivergenceDetector:
         actions = [*self._timers.fire_early(Timer.MISMATCH, now), *self._timers.fire_early(Timer.CALL_ORDER, now)]
         if self._is_busy or not self.is_enabled:
             return actions
-        actions += self._find_candidates(now)
+        actions += self.compare(now)
         is_unexplained = well and not self._ends_apart and not self._is_busy and not self.reports.divergences
         lags = compare.find_lags(self._flights) if is_unexplained else ()
         lag = next((lag for lag in lags if not self.reports.is_broken(lag.group)), None)
@@ -209,7 +215,7 @@ class DivergenceDetector:
         return self._queries.ask(ranks, RankDetail.CALLS, self._compare_compilations, now)
 
     def _compare_compilations(self, replies: Replies, now: float) -> list[Action]:
-        actions = self.compare(replies, now)
+        actions = self.compare(now)
         flights = flights_of(replies)
         is_over = not any(flight.compiled_for for flight in flights.values())  # some compilations have failed
         if is_over and now - self._announced_at >= _COMPILATION_CHECK_S:
@@ -234,17 +240,6 @@ class DivergenceDetector:
         return _HistoryQuestion(candidate, None, None, standing, has_one_program) if standing else None
 
     # ---- candidates and histories
-
-    def _find_candidates(self, now: float) -> list[Action]:
-        """Find the first divergence in each group of ranks."""
-        if self._is_busy or self.reports.are_enough:
-            return []
-        candidates = [one for one in compare.find_candidates(self._flights) if not self.reports.is_broken(one.group)]
-        actions = self._ask([_HistoryQuestion(candidate) for candidate in candidates], now)
-        for calls in self._replicated.pop_mismatches(is_last=self.reports.is_concluding):
-            divergence = divergence_of_calls(calls)
-            actions += self.reports.add(divergence, None, now) if divergence is not None else []
-        return actions
 
     def _ask(self, questions: Sequence[_HistoryQuestion], now: float) -> list[Action]:
         """Ask for histories, one question after the other; later divergences of a group are not reported."""
@@ -273,7 +268,7 @@ class DivergenceDetector:
 
     def _handle_mismatch(self, slot: CallSlot, now: float) -> list[Action]:
         absent = sorted(slot.members - slot.calls.keys())
-        absences = {rank: absence for rank in absent if (absence := self._find_absence(rank, slot.key[0]))}
+        absences = {rank: absence for rank in absent if (absence := self._find_absence(rank, *slot.key))}
         divergence = divergence_of_calls(slot.calls, absences)
         if divergence is None:
             return []
@@ -283,10 +278,11 @@ class DivergenceDetector:
         rank_sets = tuple(group.ranks for group in divergence.call_groups)
         return self._ask([_HistoryQuestion(Candidate(*slot.key, rank_sets), divergence, slot)], now)
 
-    def _find_absence(self, rank: int, group: str) -> Absence | None:
-        """Return what a rank does instead of a call of this group; None if unknown."""
+    def _find_absence(self, rank: int, group: str, number: int) -> Absence | None:
+        """Return what a rank does instead of this call of a group; None if unknown, or if it has made the call."""
         if self._matcher.has_ended(rank):
-            return Absence(self._matcher.calls_made(rank, group))
+            made = self._matcher.calls_made(rank, group)
+            return Absence(made) if made is None or made < number else None
         call = self._matcher.waiting.get(rank) if self._all_ranks_wait else None
         return Absence(waits_in=OtherCall(call.number, call.group, call.name, call.source_line)) if call else None
 

@@ -138,7 +138,8 @@ class EditorDebuggers:
                 return [*self._end(message.rank, now, error, is_refused=True), *self._start_if_ready(now)]
             case DebugpyStarted(staged=staged):
                 session.is_started = True
-                self._state.timers.cancel_one(Timer.DEBUGGER_START, message.rank)
+                if not session.is_stopped:  # else the timer limits the wait for the rank to let go
+                    self._state.timers.cancel_one(Timer.DEBUGGER_START, message.rank)
                 return self._answer(session, {"staged": dict(staged)})
             case DebugpyOutput(data=data):
                 return self._answer(session, {"data": base64.b64encode(data).decode()})

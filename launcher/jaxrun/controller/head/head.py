@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from jaxrun.analysis.diagnosis.job_end import Diverged, HostCheckFailed, Refused, Unavailable, Unsupported
 from jaxrun.analysis.diagnosis.root_cause import is_certain
 from jaxrun.analysis.lockstep.told_progress import find_told_step
@@ -38,9 +40,11 @@ from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.host_wait import HostWait
 from jaxrun.controller.head.interruption import Interruption, InterruptionEvent
 from jaxrun.controller.head.job_shutdown import JobShutdown
+from jaxrun.controller.head.leaving_pods import LOST_REASON, LeavingPods
 from jaxrun.controller.head.memory_shortages import MemoryShortages
 from jaxrun.controller.head.queries import RankQueries
 from jaxrun.controller.head.rank_returns import RankReturns
+from jaxrun.controller.head.replacement_hosts import ReplacementHosts
 from jaxrun.controller.head.requests import RequestEvent, Requests
 from jaxrun.controller.head.scale_up import ScaleUp
 from jaxrun.controller.head.standstill_detector import StandstillDetector
@@ -95,16 +99,21 @@ class Head:
             waits_at_start=options.debug,
         )
         self._started_at = now
-        self._agents = job.agents
+        self._agents, self._registry = job.agents, registry
         self._startup = Startup(workers.hosts, expected, registry)
         self._queries = queries = RankQueries(state, has_fault_handler=self._startup.has_hello)
         self._divergence = divergence = DivergenceDetector(state, queries, ends_apart=options.keep_survivors)
-        clocks = ClockOffsets(workers.hosts, job.agents) if options.has_other_clocks else None
+        clocks = ClockOffsets(workers.hosts, registry) if options.has_other_clocks else None
         self._stragglers = stragglers = StragglerDetector(state, queries, clocks)
         self._faults = FaultInjector(state, options.chaos)
         orders = DeviceOrders(len(job.hosts))
-        self._returns = returns = RankReturns(state, self._startup, orders, options.returns, options.returns_used)
-        self._survivors = survivors = Survivors(state, divergence, returns, orders, are_kept=options.keep_survivors)
+        most, used = options.returns, options.returns_used
+        hosts = ReplacementHosts(state, registry)
+        self._returns = returns = RankReturns(state, self._startup, orders, hosts, most=most, used=used)
+        kept = options.keep_survivors
+        self._survivors = survivors = Survivors(
+            state, divergence, returns, orders, hosts, registry.roster, are_kept=kept
+        )
         self._shutdown = shutdown = JobShutdown(state, divergence.reports, survivors)
         self._time = TimeAccounting(state)
         self._conclusion = Conclusion(state, shutdown, divergence, stragglers, self._faults, self._time)
@@ -116,7 +125,9 @@ class Head:
         self._editors = EditorDebuggers(state, shutdown)
         self._requests = Requests(state, queries, divergence, stragglers, self._wait, self._editors)
         self._debugger = DebuggerTurns(state, shutdown)
-        self._interruption = Interruption(state, shutdown, queries, divergence, self._checks, registry.roster)
+        roster, checks = registry.roster, self._checks
+        self._leaving = leaving = LeavingPods(state, survivors, roster, in_pods=options.in_pods and kept)
+        self._interruption = Interruption(state, shutdown, queries, divergence, checks, roster, leaving)
         self._handlers = self._make_handlers()
         self._start_clocks(now)
 
@@ -155,6 +166,11 @@ class Head:
     @property
     def phase(self) -> JobPhase:
         return self._state.phase
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing has happened yet that ends the job."""
+        return self._state.is_healthy
 
     @property
     def told_step(self) -> ToldStep | None:
@@ -210,9 +226,12 @@ class Head:
     def _on_startup(self, event: StartupEvent, now: float) -> list[Action]:
         if self.phase is not JobPhase.STARTING:
             if isinstance(event, Hello | DeviceReport) and self._returns.is_under_way(event.rank):
-                return self._returns.handle(event, now)
+                back = self._returns.handle(event, now)
+                return [*back, *(self._stragglers.probe_clocks(now) if isinstance(event, DeviceReport) else ())]
             if isinstance(event, AgentReport):
                 self._startup.add_late(event)
+                ranks = self._registry.agents.get(event.agent, ())
+                return [*self._returns.on_report(event, ranks, now), *self._survivors.answer_waiting(now)]
             return []
         was_waiting = self._wait.is_waiting
         back = self._wait.handle_report(event, now) if isinstance(event, AgentReport) else []
@@ -260,9 +279,11 @@ class Head:
             self._state.timers.set(Timer.STARTUP, now + limit, self._on_startup_timeout)
 
     def _on_start_failed(self, event: StartFailed, now: float) -> list[Action]:
+        if event.rank in self._workers.returning:
+            return [*self._returns.on_start_failed(event.rank, event.text), *self._survivors.answer_waiting(now)]
         if self.phase is JobPhase.SETTLING and not is_certain(self._workers.outcomes(now)):
             self._state.enter(JobPhase.RUNNING)  # failures from now on are consequences of this
-        return self._shutdown.abort(Unavailable(event.text, event.traceback), now)
+        return self._shutdown.abort(Unavailable(event.sentence, event.traceback), now)
 
     # ---- workers start, tell and end
 
@@ -289,7 +310,7 @@ class Head:
     def _on_done(self, event: Done, now: float) -> list[Action]:
         self._workers.add_done(event.rank, now)
         self._divergence.on_done(event.rank, now)
-        handed = [*self._remove_debugger(event.rank, now), *self._state.stop.agree()]
+        handed = self._remove_debugger(event.rank, now)
         asked = self._shutdown.on_asked_ended(event.rank, now, finished=True)
         handed += self._survivors.on_done(event.rank)
         return [*handed, *asked, *self._on_program_ended(event.rank, now)]
@@ -306,15 +327,21 @@ class Head:
         if self._wait.handle_lost(event, now):
             self._limit_startup(now, anew=False)
             return []
-        ranks = self._agents[event.agent]
+        ranks = self._registry.agents.get(event.agent, ())
+        if event.agent in self._state.leaving:
+            event = replace(event, reason=LOST_REASON)
         handed = [action for rank in ranks for action in self._remove_debugger(rank, now)]
         lost = self._shutdown.on_agent_lost(event, ranks, now, was_there=self._startup.has_all_agents)
-        actions = [*handed, *lost]
-        return [*actions, *(action for rank in ranks for action in self._on_program_ended(rank, now))]
+        lost += self._survivors.on_agent_lost(ranks, now)
+        ended = [action for rank in ranks for action in self._on_program_ended(rank, now)]
+        self._state.leaving.discard(event.agent)
+        return [*handed, *lost, *ended]
 
     def _on_program_ended(self, rank: int, now: float) -> list[Action]:
         """Handle the end of a rank's program, successful or not."""
-        told = self._survivors.on_ended(rank, now)
+        told = [*self._survivors.on_ended(rank, now), *self._leaving.on_ended(rank, now)]
+        if self.phase in (JobPhase.RUNNING, JobPhase.TERMINATING):
+            told += self._state.stop.advance()
         return [*told, *self._leave_if_all_ended(now), *self._requests.remove_rank(rank, now)]
 
     def _leave_if_all_ended(self, now: float) -> list[Action]:
@@ -343,7 +370,7 @@ class Head:
         self._limit_startup(now, anew=True)
 
     def _on_tick(self, event: Tick, now: float) -> list[Action]:
-        return self._state.timers.fire(now)
+        return [*self._state.timers.fire(now), *self._survivors.answer_waiting(now)]  # some may be given up now
 
     def _on_startup_timeout(self, now: float) -> list[Action]:
         return self._shutdown.abort(Unavailable(self._startup.describe_missing(self._state.limits.init)), now)

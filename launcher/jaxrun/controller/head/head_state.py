@@ -20,6 +20,7 @@ from jaxrun.spec.job.fault_spec import FaultSpec
 
 FIRST_PROGRESS_S = 2.0  # until the ranks that the start-up, or the end of the job, waits for are printed
 PROGRESS_INTERVAL_S = 1.0  # until they are printed again, if that replaces the line
+REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal both to the process and to its group
 
 
 class JobPhase(enum.Enum):
@@ -87,6 +88,7 @@ class HeadOptions(Struct, frozen=True):
     debug:      all ranks wait at first for an editor
     cores:      for all ranks; 0 if nobody wants to know whether they are too few
     keep_survivors:  the job goes on if a rank other than 0 fails
+    in_pods:         SIGTERM at an agent says that its pod goes away
     returns:         how many times such ranks are started again, all together, in all attempts
     returns_used:    how many of them earlier attempts have used
     lockstep, no_terminal, requeue, drains, post_mortem:  as in a HeadState
@@ -101,6 +103,7 @@ class HeadOptions(Struct, frozen=True):
     post_mortem: bool = False
     drains: bool = False
     keep_survivors: bool = False
+    in_pods: bool = False
     returns: int = 0
     returns_used: int = 0
     cores: int = 0
@@ -142,6 +145,7 @@ class HeadState(Struct):
     at_prompt:       the ranks that a person debugs in the terminal, or that wait for it
     in_editor:       the ranks that a person debugs from an editor
     drained:         the agents that have got SIGTERM because their pod goes away; 0 for the launcher
+    leaving:         the same, of those without which the others go on (--keep-survivors)
     """
 
     workers: WorkerTable
@@ -163,6 +167,7 @@ class HeadState(Struct):
     at_prompt: set[int] = field(default_factory=set)
     in_editor: set[int] = field(default_factory=set)
     drained: set[AgentId] = field(default_factory=set)
+    leaving: set[AgentId] = field(default_factory=set)
     _stop: StopAgreement | None = None
     _clock_holders: set[Hashable] = field(default_factory=set)
     _phase: JobPhase = JobPhase.STARTING

@@ -93,7 +93,7 @@ class HealthChecks(Struct):
         return []
 
     def _compare_calls(self, replies: Replies, now: float) -> list[Action]:
-        actions = self._divergence.compare(replies, now)
+        actions = self._divergence.compare(now)
         if self._state.is_healthy:
             self._schedule_divergence_check(now)
             actions += self._divergence.compare_entered(now)

@@ -61,7 +61,7 @@ class HostWait:
         """`waiting for h2 (rank 1), 9 min 50 s more`; empty if no host is awaited."""
         if not self._awaited:
             return ""
-        return f"waiting for {self._names()}, {format_seconds(self._until - now)} more (--wait-hosts)"
+        return f"waiting for {self._names(self._awaited)}, {format_seconds(self._until - now)} more (--wait-hosts)"
 
     def handle_lost(self, event: AgentLost, now: float) -> bool:
         """Wait for an agent that was lost before the workers start; returns whether the attempt waits for it."""
@@ -124,17 +124,18 @@ class HostWait:
         return [LookForHosts(tuple(self._awaited))]
 
     def _give_up(self, now: float) -> list[Action]:
-        ranks = tuple(rank for agent in self._awaited for rank in self._registry.agents[agent])
-        was = "was" if len({wait.host for wait in self._awaited.values()}) == 1 else "were"
+        over = {agent: wait for agent, wait in self._awaited.items() if wait.until <= now}
+        ranks = tuple(rank for agent in over for rank in self._registry.agents[agent])
+        was = "was" if len({wait.host for wait in over.values()}) == 1 else "were"
         waited = format_seconds(self._registry.job.host_wait)
-        text = f"{self._names()} {was} not back within {waited} (--wait-hosts)"
+        text = f"{self._names(over)} {was} not back within {waited} (--wait-hosts)"
         return self._shutdown.abort(HostsNotBack(text, ranks=ranks), now)
 
     # ---- words
 
-    def _names(self) -> str:
+    def _names(self, waits: Mapping[AgentId, Wait]) -> str:
         by_name: dict[str, list[AgentId]] = {}
-        for agent, wait in self._awaited.items():
+        for agent, wait in waits.items():
             by_name.setdefault(wait.host, []).append(agent)
         return ", ".join(f"{name} ({self._format_ranks(agents)})" for name, agents in by_name.items())
 

@@ -8,13 +8,15 @@
     SIGUSR2    The same, where it is Slurm's warning of the time limit (--requeue).
     stop --now The same with a grace of half a second, for all programs.
     In a pod   SIGTERM says that this pod goes away. Where the job waits for the pod that takes its place
-               (--wait-hosts), only the attempt ends, as above; the other pods keep their agents.
+               (--wait-hosts), only the attempt ends, as above; the other pods keep their agents. With
+               --keep-survivors only the ranks of the pod end, if it is not the head's: they are lost.
     To a rank  SIGTERM that something else sends to one rank is JAX's notice of preemption: a program that polls
                should_stop is asked to stop, on all ranks, and any other job goes on.
     Ctrl-Z     SIGTSTP: all ranks are stopped, and this process, until SIGCONT (`fg`). Time limits stand still.
 
 All ranks are asked where they are before such a signal reaches them: the job may hang because of an exception that one
-of them handles. Ranks that are late get SIGTERM, are asked again, and are killed. A second signal kills all at once,
+of them handles. A rank that handles the signal as it comes has its grace, even if its handler begins by giving the
+signal back. Ranks that are late get SIGTERM, are asked again, and are killed. A second signal kills all at once,
 and those whose agents then do not answer are not waited for.
 """
 
@@ -29,28 +31,29 @@ from jaxrun.analysis.diagnosis.job_end import EndedBySignal
 from jaxrun.analysis.diagnosis.job_stacks import JobStacks
 from jaxrun.analysis.diagnosis.wait_graph import wait_graph_of
 from jaxrun.controller.head.divergence_detector import DivergenceDetector
-from jaxrun.controller.head.head_state import HeadState, JobPhase
+from jaxrun.controller.head.head_state import REPEATED_SIGNAL_S, HeadState, JobPhase
 from jaxrun.controller.head.health_checks import HealthChecks
 from jaxrun.controller.head.job_shutdown import UNANSWERED_S, JobShutdown
+from jaxrun.controller.head.leaving_pods import LeavingPods
 from jaxrun.controller.head.queries import RankQueries, Replies
 from jaxrun.controller.head.stall_checks import have_explained
 from jaxrun.controller.head.timers import Then, Timer
 from jaxrun.controller.head.worker_table import WorkerTable
 from jaxrun.controller.roster import Roster
-from jaxrun.job_events.actions import Action, PrintLine, PrintStacks, SignalRanks, Suspend
+from jaxrun.job_events.actions import Action, PrintLine, PrintStacks, Send, SignalRanks, Suspend
 from jaxrun.job_events.events import EndRequested, LauncherSignalled, ParentExited, Resumed, SignalRequested
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.protocol.agent_messages import AgentSignalled
 from jaxrun.protocol.query_messages import RankDetail
-from jaxrun.protocol.worker_messages import PreemptionNotice
+from jaxrun.protocol.worker_messages import Exit, PreemptionNotice
 from jaxrun.text import format_ranks, format_ranks_on_hosts, plural
 
 _Order = SignalRequested | ParentExited | EndRequested
 InterruptionEvent = LauncherSignalled | AgentSignalled | _Order | Resumed | PreemptionNotice
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REPEATED_SIGNAL_S = 0.2  # `timeout` and other wrappers send the same signal both to the process and to its group
 STOP_NOW_S = 0.5  # from SIGTERM to SIGKILL where a person wants the end now
 KILL_DELAY_S = 1.0  # for late ranks to report where they are
+_SIGNALLED_BEFORE_S = 1.0  # by a scheduler, which may send a signal to the ranks before it sends it to the launcher
 
 
 class Interruption(Struct):
@@ -60,9 +63,11 @@ class Interruption(Struct):
     _divergence: DivergenceDetector
     _checks: HealthChecks
     _roster: Roster
+    _leaving: LeavingPods
     _late: tuple[int, ...] = ()
     _stacks: JobStacks | None = None  # where the ranks were when the signal came
     _is_explained: bool = False  # a notice has told who waits for whom, as these stacks show it
+    _others_leave: bool = False  # all ranks but rank 0, which is late, have been told to leave
     _stop_signal: tuple[int, float] | None = None  # the signal that asked a polling program to stop, and when
     _drained_at: dict[AgentId, float] = field(default_factory=dict)  # when a pod was told that it goes away
 
@@ -78,6 +83,8 @@ class Interruption(Struct):
     def handle(self, event: InterruptionEvent, now: float) -> list[Action]:
         """Handle a signal to the launcher or an agent, or an order of the launcher's parent."""
         match event:
+            case AgentSignalled(signum=signal.SIGTERM) if self._leaving.may_leave(event.agent):
+                return self._leaving.let_leave(event.agent, now)
             case LauncherSignalled() | AgentSignalled() if self._state.drains:
                 return self._on_signal_in_pod(event, now)
             case ParentExited():
@@ -148,6 +155,7 @@ class Interruption(Struct):
 
         Where the job is ending, they have been asked already.
         """
+        self._keep_handlers(now)
         is_running = self._state.phase is JobPhase.RUNNING and not self._state.waits_at_start
         if not is_running or self._stop_signal is not None:
             return self.end_at_once(signal.SIGHUP, now, reason)
@@ -189,6 +197,7 @@ class Interruption(Struct):
                  asked for it; any other has no limit to it here
         """
         self._state.stop_requested = True
+        self._keep_handlers(now)
         stop = self._state.stop
         grace = self._state.limits.signal_grace if grace is None else grace
         if not stop.polling and self._state.phase is JobPhase.RUNNING and self._workers.listening:
@@ -206,6 +215,7 @@ class Interruption(Struct):
     def _begin(self, signum: int, now: float) -> list[Action]:
         if self._stop_signal is not None:
             return self.end_at_once(self._stop_signal[0], now)
+        self._keep_handlers(now)
         if signum != signal.SIGINT and self._state.stop.polling:
             return self.begin_stop(signal.Signals(signum).name, now, signum=signum)
         end, ranks = EndedBySignal(signum), self._workers.working
@@ -218,6 +228,10 @@ class Interruption(Struct):
             return [PrintLine(text), *self._ask_stacks(now), SignalRanks(ranks, signal.SIGINT)]
         name, grace = signal.Signals(signum).name, self._state.limits.signal_grace
         return self._end_unless_they_do(end, name, now, grace, self._on_grace_over)
+
+    def _keep_handlers(self, now: float) -> None:
+        """Give the grace to each rank that handled signals as this one came, even if its handler gives them back."""
+        self._workers.keep_handlers(now - _SIGNALLED_BEFORE_S)
 
     def _end_unless_they_do(
         self, end: EndedBySignal, reason: str, now: float, grace: float, then: Then
@@ -286,11 +300,21 @@ class Interruption(Struct):
             return []
         if not workers.working_count or not workers.live_not_reported:
             return self._shutdown.leave(now)
+        if self._only_rank_0_is_late and not self._others_leave:
+            self._others_leave = True
+            timers.set(Timer.GRACE, now + self._state.limits.grace, self._shutdown.kill_all)
+            return [Send(tuple(rank for rank in workers.live if rank != 0), Exit())]
         if self._signum != signal.SIGINT and not workers.listening:  # the other ranks do not listen
             timers.advance(Timer.GRACE, now + self._state.limits.grace, self._on_grace_over)
         if workers.live == (0,) and self._late == (0,):  # it may continue, now that it waits for nobody any more
             timers.set(Timer.KILL, now + KILL_DELAY_S, self._kill_late)
         return []
+
+    @property
+    def _only_rank_0_is_late(self) -> bool:
+        """Whether rank 0 has had its time, and all others that live have reported how they end, and wait to leave."""
+        workers, has_had_its_time = self._workers, self._state.timers.at(Timer.KILL) is None
+        return has_had_its_time and workers.live_not_reported == self._late == (0,) != workers.live
 
     def _end_not_interrupted(self, now: float) -> list[Action]:
         """End ranks in which KeyboardInterrupt should have been raised by now."""
@@ -331,7 +355,8 @@ class Interruption(Struct):
         late, self._late = self._late, tuple(rank for rank in self._late if rank == 0)
         if late != self._late:
             self._state.timers.set(Timer.UNANSWERED, now + UNANSWERED_S, self._give_up_unanswered)
-        return self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
+        kills = self._shutdown.kill(tuple(rank for rank in late if rank in live and rank != 0))
+        return [*kills, *self.on_rank_ended(now)]
 
     def _describe_late(self, late: tuple[int, ...], now: float) -> str:
         """Write `rank 2 (h1) did not end within 5 s; sent SIGTERM and SIGKILL`."""

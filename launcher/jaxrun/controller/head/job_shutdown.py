@@ -53,7 +53,7 @@ class JobShutdown:
         self._workers = state.workers
         self._reports = reports
         self._survivors = survivors
-        self._culprits: list[int] = []
+        self._culprits: dict[int, str] = {}  # with their hosts; those may have been replaced since
         self._debugged: int | None = None  # the culprit, with --pdb
         self._job_ends_at: float | None = None  # at the first failure, by --timeout
         self._rank_0_is_frozen = False
@@ -142,7 +142,7 @@ class JobShutdown:
         news = workers.outcomes(now) if rank is None else (workers.outcome(rank, now),)
         if state.timers.at(Timer.ROOT_CAUSE) is not None and not is_certain(news):
             return []
-        self._culprits = [worker.rank for worker in find_culprits(workers.outcomes(now))]
+        self._culprits = {worker.rank: worker.host for worker in find_culprits(workers.outcomes(now))}
         waiting = [rank for rank in self._culprits if rank in workers.waiting_for_debugger]
         if waiting and state.post_mortem:
             return self._keep_frames(waiting, now)
@@ -178,7 +178,8 @@ class JobShutdown:
         return self._stop(now) if self._state.phase is JobPhase.DEBUGGING and rank == self._debugged else []
 
     def _describe_culprits(self) -> str:
-        return f"{format_ranks_on_hosts(self._culprits, self._workers.hosts)} failed"
+        hosts = {**self._workers.hosts, **self._culprits}
+        return f"{format_ranks_on_hosts(list(self._culprits), hosts)} failed"
 
     def _stop(self, now: float) -> list[Action]:
         victims = self._workers.live_without_failure
@@ -269,8 +270,7 @@ class JobShutdown:
         if event.status != 0 or self._state.run_at is None:
             if self._state.is_healthy:
                 return self.on_failure(event.rank, now)
-            if event.rank not in self._workers.lost:
-                self._fail_if_leaving(now)
+            self._fail_if_leaving(event.rank, now)
         if self._state.phase is JobPhase.DEBUGGING and self._workers.any_live:
             return self._on_debugged_lost(event.rank, now)
         rest = self._end_teardown_if_over(now)
@@ -290,6 +290,8 @@ class JobShutdown:
             agent = f"the agent of {format_ranks_on_hosts(ranks, self._workers.hosts)}"
             text = f"{agent} was lost before it started its worker{'s' if len(ranks) > 1 else ''}: {event.reason}"
             lost = dict.fromkeys(ranks, event.reason)
+            for rank in (rank for rank in ranks if rank in self._workers.live):  # some may have been started
+                self._workers.add_loss(rank, event.reason, now)
             return self.abort(LostAtStart(text, lost=lost) if was_there else Unavailable(text), now)
         return [action for rank in ranks for action in self._on_rank_lost(rank, event, now)]
 
@@ -299,7 +301,7 @@ class JobShutdown:
         self._workers.add_loss(rank, event.reason, now, by_launcher=event.ended_by_launch_command)
         if self._state.is_healthy:
             return self.on_failure(rank, now)
-        self._fail_if_leaving(now)
+        self._fail_if_leaving(rank, now)
         if self._state.phase is JobPhase.SETTLING:  # the other ranks of its host are lost with it
             self._state.timers.set(Timer.SETTLE, now + SETTLE_S, self.settle)
         if self._state.phase is JobPhase.DEBUGGING and self._workers.any_live:
@@ -351,8 +353,10 @@ class JobShutdown:
                 for_whom = f" for {ranks}, which Ctrl-C has not reached"
         return f"; SIGKILL in {max(0.0, killed_at - now):.0f} s{for_whom}" if killed_at is not None else ""
 
-    def _fail_if_leaving(self, now: float) -> None:
-        if self._state.phase is JobPhase.LEAVING and isinstance(self._state.end, Completed):
+    def _fail_if_leaving(self, rank: int, now: float) -> None:
+        """Decide that the job has failed if this rank fails as all leave; not if it was lost before."""
+        is_leaving = self._state.phase is JobPhase.LEAVING and isinstance(self._state.end, Completed)
+        if is_leaving and rank not in self._workers.lost:
             self._state.decide(RankFailed(), now)
 
     def _release_rank_0_if_last(self) -> list[Action]:

@@ -1,6 +1,7 @@
 """Asks ranks what they are doing, and turns their replies into values, for people and for verdicts.
 
-`then` is called once all ranks have replied, or with the replies that arrived in time.
+`then` is called once all ranks have replied, or with the replies that arrived in time. What a reply shows of a flight
+recorder is kept as it arrives: by the time of `then`, the rank may have ended, and its last flight be known.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class RankQueries:
         self._state = state
         self._has_fault_handler = has_fault_handler
         self._numbers = itertools.count(1)
-        self._rounds: dict[int, Round[int, RankReply]] = {}  # those that are not over, by number
+        self._rounds: dict[int, tuple[RankDetail, Round[int, RankReply]]] = {}  # those that are not over, by number
 
     def ask(self, ranks: Iterable[int], detail: RankDetail, then: Continuation, now: float) -> list[Action]:
         """Ask these ranks, except those that cannot reply; if none can, `then` is called at once."""
@@ -56,19 +57,15 @@ class RankQueries:
             del self._rounds[number]
             return then({rank: replies.get(rank) or RankReply(rank) for rank in asked}, now)
 
-        self._rounds[number] = one = Round(asked, end)
+        one = Round(asked, end)
+        self._rounds[number] = (detail, one)
         limit = now + _REPLY_TIMEOUT_S + _MORE_S.get(detail, 0.0)
         one.limit(self._state.timers, Timer.QUERY, limit, of=number)
         return [Send(asked, RankQuery(number, detail))]
 
     def ask_stacks(self, ranks: Iterable[int], then: Continuation, now: float, *, native: bool = False) -> list[Action]:
-        """Ask where these ranks are, and keep what their flight recorders contain; `native`: with C frames."""
-
-        def keep_flights(replies: Replies, now: float) -> list[Action]:
-            self._state.flights.update(flights_of(replies))
-            return then(replies, now)
-
-        return self.ask(ranks, RankDetail.NATIVE_STACKS if native else RankDetail.STACKS, keep_flights, now)
+        """Ask where these ranks are; `native`: with C frames."""
+        return self.ask(ranks, RankDetail.NATIVE_STACKS if native else RankDetail.STACKS, then, now)
 
     def ask_nccl(
         self,
@@ -146,8 +143,12 @@ class RankQueries:
         return helpers_of(replies, failures, lost)
 
     def handle(self, reply: RankReply, now: float) -> list[Action]:
-        one = self._rounds.get(reply.number)
-        return one.end(now) if one is not None and one.add(reply.rank, reply) else []
+        if reply.number not in self._rounds:
+            return []
+        detail, one = self._rounds[reply.number]
+        if detail.has_last_calls and reply.rank in one.missing:
+            self._state.flights[reply.rank] = reply.flight
+        return one.end(now) if one.add(reply.rank, reply) else []
 
 
 def flights_of(replies: Replies) -> dict[int, Flight]:

@@ -105,7 +105,7 @@ class Requests:
 
     def _answer_stacks(self, number: str, native: bool, replies: Replies, now: float) -> list[Action]:
         """Answer, and make use of the calls that came with the stacks."""
-        actions = [*self._divergence.compare(replies, now), *self._stragglers.add(replies, now)]
+        actions = [*self._divergence.compare(now), *self._stragglers.add(replies, now)]
 
         def answer(nccl: NcclReport | None, now: float) -> list[Action]:
             stacks = self._queries.stacks(replies, now, native=native, nccl=nccl)

@@ -18,6 +18,7 @@ LOOK_INTERVAL_S = 10.0  # an mpirun that finds no host takes some tenths of a se
 class ScaleUp:
     def __init__(self, state: HeadState) -> None:
         self._state = state
+        self._looks = False
         self._is_said = False  # whether we have printed that the program does not poll
 
     def start(self, now: float) -> None:
@@ -30,10 +31,13 @@ class ScaleUp:
             return []
         if self._is_said and not self._state.stop.all_poll:
             return self._wait(now)
+        self._looks = True
         return [LookForHosts()]
 
     def handle_found(self, event: HostsFound, now: float) -> list[Action]:
-        stop = self._state.stop
+        if not self._looks:  # a look of the start-up has ended only now, for a host that is in use again
+            return []
+        self._looks, stop = False, self._state.stop
         if self._is_ending or not event.hosts:
             return self._wait(now)
         reason = f"{', '.join(event.hosts)} {'is' if len(event.hosts) == 1 else 'are'} back"

@@ -23,7 +23,7 @@ class StopAgreement:
         self._workers = workers
         self._polling: set[int] = set()
         self._polls: dict[int, int] = {}
-        self._is_agreed = False
+        self._is_agreed = self._is_told = False
         self._steps: dict[int, int] = {}  # the steps at which ranks were told to stop
 
     @property
@@ -33,6 +33,11 @@ class StopAgreement:
     @property
     def all_poll(self) -> bool:
         return self._workers.working_count > 0 and set(self._workers.working) <= self._polling
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether ranks that poll have been asked to stop."""
+        return bool(self.reason and self.polling)
 
     @property
     def was_reached(self) -> bool:
@@ -52,10 +57,15 @@ class StopAgreement:
                 return [Send((event.rank,), StopRequested(self.reason))] if self.reason else []
             case PollCount():
                 self._polls[event.rank] = event.polls
-                return self.agree()
-        return self._add_reached(event)
+            case StopReached():
+                self._steps[event.rank] = event.step
+        return self.advance()
 
-    def agree(self) -> list[Action]:
+    def advance(self) -> list[Action]:
+        """Do what is next once the last rank for which the others wait has answered, or does not work any more."""
+        return [*self._agree(), *self._tell()]
+
+    def _agree(self) -> list[Action]:
         """Once all working ranks have reported, decide at which poll they stop."""
         if not self.reason or self._is_agreed or len(self._polls) < self._workers.working_count:
             return []
@@ -65,11 +75,11 @@ class StopAgreement:
         self._is_agreed = True
         return [Send(working, StopAt(max(self._polls.values()) + 1))]
 
-    def _add_reached(self, event: StopReached) -> list[Action]:
-        """Note that a rank was told to stop; once all were, print at which step."""
-        self._steps[event.rank] = event.step
-        if len(self._steps) < len(self._polls):
+    def _tell(self) -> list[Action]:
+        """Once all that still work were told to stop, print at which step."""
+        if self._is_told or not self._steps or self._workers.working_of(self._polls) - self._steps.keys():
             return []
+        self._is_told = True
         by_step: dict[int, list[int]] = {}
         for rank, step in sorted(self._steps.items()):
             by_step.setdefault(step, []).append(rank)

@@ -13,8 +13,8 @@ from jaxrun.analysis.lockstep.time_spent import (
     SET_UP,
     STEPS,
     UNKNOWN,
-    Reading,
     TimeLedger,
+    TimeReading,
     late_share,
 )
 from jaxrun.controller.head.head_state import HeadState
@@ -84,7 +84,7 @@ class TimeAccounting(Struct):
             parts[SET_UP] = 0
         return [self._record()]
 
-    def _read(self, flights: Mapping[int, Flight], waits: Waits, offset_s: float) -> Reading:
+    def _read(self, flights: Mapping[int, Flight], waits: Waits, offset_s: float) -> TimeReading:
         spent = [self._since_last(rank, flight) for rank, flight in flights.items()]
         own_s = max((one.compiling + one.saving + one.restoring for one in spent), default=0.0)
         data, slowest = self._shares(waits, own_s)
@@ -99,7 +99,7 @@ class TimeAccounting(Struct):
         began = [one.began for one in told]
         if not told:
             began = [since for flight in flights.values() if flight.complete and (since := flight.repeating_since)]
-        return Reading(
+        return TimeReading(
             compiling=max((one.compiling for one in spent), default=0.0),
             saving=max((one.saving for one in spent), default=0.0),
             restoring=max((one.restoring for one in spent), default=0.0),

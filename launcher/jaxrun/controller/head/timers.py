@@ -51,6 +51,7 @@ class Timer(enum.IntEnum):
     DETAILS = enum.auto()  # the details of the programs in this divergence have not arrived
     CALL_ORDER = enum.auto()  # the ranks' next calls may show how they came to differ, or a NaN may end the job
     LEFT = enum.auto()  # a rank has ended well while others work (--keep-survivors): do they wait for it?
+    DRAIN = enum.auto()  # a pod goes away while others go on: its ranks, which handle SIGTERM, have not ended
     RETURN = enum.auto()  # a rank that failed while others work has not ended, or not joined again
 
 

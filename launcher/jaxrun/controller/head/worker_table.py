@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -21,6 +22,19 @@ _SURVIVED_S = 30.0  # a program without live_devices then does not mind the loss
 _MAX_POOL_WORKERS = 8  # the last ones that have died are remembered
 
 
+class _HandledUntil(Struct):
+    """Until when a program has handled SIGINT and SIGTERM, as in SignalHandlers: infinity while it does."""
+
+    interrupt: float = -inf
+    termination: float = -inf
+    own_termination: float = -inf
+
+    def update(self, report: SignalHandlers, now: float) -> None:
+        self.interrupt = inf if report.interrupt else min(self.interrupt, now)
+        self.termination = inf if report.termination else min(self.termination, now)
+        self.own_termination = inf if report.own_termination else min(self.own_termination, now)
+
+
 class _Worker(Struct):
     incarnation: int = 1
     spawned: bool = False
@@ -35,7 +49,7 @@ class _Worker(Struct):
     lost_reason: str = ""
     injected_faults: list[InjectedFault] = field(default_factory=list)
     interrupted: bool = False
-    handlers: SignalHandlers | None = None
+    handled_until: _HandledUntil = field(default_factory=_HandledUntil)
 
 
 class _Loss(Struct):
@@ -60,6 +74,8 @@ class WorkerTable:
         self._lost: dict[int, _Loss] = {}
         self._returning: dict[int, WorkerOutcome] = {}  # how the process before has failed
         self._returns: list[RankReturn] = []
+        self._uncounted = 0  # starts of ranks whose pods went away
+        self._handlers_since = inf  # programs that have handled a signal at this time, or later, count as handling it
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -93,8 +109,8 @@ class WorkerTable:
 
     @property
     def started_again(self) -> int:
-        """How many times lost ranks were started again, whether they came back or not."""
-        return sum(worker.incarnation - 1 for worker in self._workers.values())
+        """How many times lost ranks were started again, whether they came back or not, as far as that counts."""
+        return sum(worker.incarnation - 1 for worker in self._workers.values()) - self._uncounted
 
     def incarnation(self, rank: int) -> int:
         """Return the number of the rank's process, from 1."""
@@ -108,8 +124,9 @@ class WorkerTable:
     def is_agent_lost(self, rank: int) -> bool:
         return self._workers[rank].lost_reason != ""
 
-    def start_again(self, rank: int, now: float) -> None:
+    def start_again(self, rank: int, now: float, *, counts: bool = True) -> None:
         """Note that another process of this lost rank, whose own has ended, is being started."""
+        self._uncounted += not counts
         self._returning[rank] = self.outcome(rank, now)
         self._workers[rank] = _Worker(self._workers[rank].incarnation + 1, spawned=True)
 
@@ -117,13 +134,13 @@ class WorkerTable:
         """Note that a rank takes part again."""
         self._lost.pop(rank, None)
         self._working.add(rank)
-        back = RankReturn(self._returning.pop(rank), now)
+        back = RankReturn(self._returning.pop(rank), now, self.hosts[rank])
         self._returns.append(back)
         return back
 
     def add_lost(self, rank: int, now: float) -> None:
         """Note that the others go on without this rank, whose process may take a while to end."""
-        self._lost[rank] = _Loss(now)
+        self._lost.setdefault(rank, _Loss(now))  # a process that did not take part again changes nothing
         self._working.discard(rank)
 
     def add_agreement(self, ranks: Iterable[int]) -> None:
@@ -182,16 +199,23 @@ class WorkerTable:
     @property
     def listening(self) -> tuple[int, ...]:
         """The ranks whose program runs and listens to SIGTERM."""
-        workers = self._workers
+        workers, since = self._workers, self._handlers_since
         running = (rank for rank in self.working if workers[rank].failure is None)
-        return tuple(rank for rank in running if (handlers := workers[rank].handlers) and handlers.termination)
+        return tuple(rank for rank in running if workers[rank].handled_until.termination >= since)
 
     @property
     def not_interrupted(self) -> tuple[int, ...]:
         """The ranks whose program runs, does not handle SIGINT itself, and has had no KeyboardInterrupt."""
-        workers = self._workers
+        workers, since = self._workers, self._handlers_since
         running = (r for r in self.working if workers[r].failure is None and not workers[r].interrupted)
-        return tuple(rank for rank in running if not ((handlers := workers[rank].handlers) and handlers.interrupt))
+        return tuple(rank for rank in running if workers[rank].handled_until.interrupt < since)
+
+    def keep_handlers(self, since: float) -> None:
+        """Count each program that has handled a signal at this time, or later, as one that handles it from now on.
+
+        A handler may begin by giving its signal back, to save undisturbed or to let a second signal end the program.
+        """
+        self._handlers_since = min(self._handlers_since, since)
 
     def lost_pool_workers(self, rank: int) -> tuple[LostPoolWorker, ...]:
         """Return the last workers of the rank's process pools that have died."""
@@ -199,6 +223,10 @@ class WorkerTable:
 
     def has_worker(self, rank: int) -> bool:
         return self._workers[rank].spawned
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether the rank's program has ended with status 0."""
+        return self._workers[rank].finished
 
     def has_ended(self, rank: int) -> bool:
         """Whether the rank's worker has exited, or was lost, so that nobody will know how it exits."""
@@ -231,7 +259,7 @@ class WorkerTable:
             case PoolWorkerDied():
                 worker.lost_pool_workers.append(LostPoolWorker(now, report.status, report.pid))
             case SignalHandlers():
-                worker.handlers = report
+                worker.handled_until.update(report, now)
             case Interrupted():
                 worker.interrupted = True
             case CheckpointSaved():
@@ -262,8 +290,8 @@ class WorkerTable:
     @property
     def handling_sigterm(self) -> tuple[int, ...]:
         """The ranks whose program runs and has a handler of its own for SIGTERM."""
-        workers = self._workers
-        return tuple(rank for rank in self.listening if (found := workers[rank].handlers) and found.own_termination)
+        workers, since = self._workers, self._handlers_since
+        return tuple(rank for rank in self.listening if workers[rank].handled_until.own_termination >= since)
 
     def mark_asked(self, ranks: Iterable[int]) -> None:
         """Note that these ranks were sent SIGTERM: what they report from now on is a consequence."""

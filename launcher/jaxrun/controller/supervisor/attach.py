@@ -24,7 +24,6 @@ from jaxrun.node.agent.process_tree import command_lines_above
 from jaxrun.node.channel.rendezvous import RendezvousFile, rendezvous_file
 from jaxrun.protocol import auth
 from jaxrun.protocol.addresses import Address, parse_addresses
-from jaxrun.protocol.agent_messages import Shutdown
 from jaxrun.protocol.connect import HeadAddress
 from jaxrun.protocol.hidden_fields import HidesFields
 from jaxrun.protocol.names import TOKEN
@@ -148,8 +147,10 @@ def _join_host_0(plan: Plan, environ: Mapping[str, str], rendezvous: Rendezvous)
             search=HeadSearch(job.host_wait, print_notice, waits) if job.host_wait else None,
         )
         end = agent_process.run(AgentStart(ranks, len(plan.workers), environ, job.program, by_terminal=True), way)
-    except JaxrunError as error:
-        said, end = [str(error)], Shutdown(error.exit_code)
+    except JaxrunError as error:  # the job may run, without this host
+        print_notice(str(error))
+        write_termination_log(job.termination_log, str(error), environ)
+        return error.exit_code
     for text in said:
         print_notice(text)
     write_termination_log(job.termination_log, "\n".join(said) or end.headline, environ)

@@ -36,6 +36,7 @@ class AttemptHead:
     def __init__(self, shared: Supervision, head: Head, attempt: int, *, preload: str = PRELOAD_AUTO) -> None:
         """`attempt` is its number, for the log; `preload` is the value of --preload."""
         self.loop = shared.loop.part()  # for what ends with this attempt
+        self._head = head
         self._dispatcher = dispatcher = Dispatcher(head, shared.directory, shared.outside.server, shared.clock, attempt)
         self._output = shared.output
         self._output.set_hosts(lambda: dispatcher.hosts)
@@ -48,6 +49,11 @@ class AttemptHead:
     def hosts(self) -> Mapping[int, str]:
         """The host of each rank, as far as known."""
         return self._dispatcher.hosts
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing has happened yet that ends the job, as far as the head knows."""
+        return self._head.is_healthy
 
     @property
     def told_step(self) -> ToldStep | None:

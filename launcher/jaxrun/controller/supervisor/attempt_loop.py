@@ -213,6 +213,7 @@ def make_head(plan: Plan, shared: Supervision, record: JobRecord, registry: Agen
         returns=job.max_restarts if job.keep_survivors else 0,
         returns_used=sum(end.returns for end in record.ends),
         drains=plan.head_may_return and POD_MARKER in shared.environ,
+        in_pods=plan.is_started_by_hand and POD_MARKER in shared.environ,
         cores=0 if is_remote else _cores_to_watch(plan, shared.environ),
     )
     hosts = plan.host_of | {rank: host for agent, host in awaited.items() for rank in plan.placement.agents[agent]}

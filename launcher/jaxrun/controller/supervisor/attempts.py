@@ -71,6 +71,10 @@ class AttemptRunner(Protocol):
         """
         ...
 
+    def placed(self, plan: Plan) -> Plan:
+        """Return the plan of an attempt that is over, with the spare hosts that have taken places while it ran."""
+        ...
+
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, or why there can be none."""
         ...
@@ -177,6 +181,7 @@ def run_attempts(plan: Plan, shared: Supervision, runner: AttemptRunner) -> tupl
     while True:
         earlier, record = history.verdicts, history.make_record(plan, shared.directory.name, known)
         verdict, outcome = _run_attempt(plan, shared, runner, record)
+        plan = runner.placed(plan)
         history = history.add(verdict, summarize_end(outcome, has_run_before=history.has_run), time.time())
         decision = history.decide(asked, plan.attempt)
         over = asked.timeout is not None and history.began >= history.started + asked.timeout
@@ -212,6 +217,7 @@ def _run_attempt(
     attempt = AttemptStarted(runner.listen_addresses, plan.restart_reason, len(plan.hosts), plan.placement.agents)
     directory.record(LoggedEvent(began, attempt, plan.attempt))
     outcome = runner.run_attempt(plan, record)
+    plan = runner.placed(plan)
     verdict = decide.decide(outcome, started=began, ended=time.time(), timeout=plan.job.timeout)
     verdict = replace(verdict, details=(*verdict.details, *(f"{note}." for note in plan.placement.notes)))
     return replace(verdict, attempt=plan.attempt, before=before, left_out=tuple(plan.placement.left_out)), outcome

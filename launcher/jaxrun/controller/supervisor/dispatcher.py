@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from jaxrun.analysis.verdict.phrasing import describe_loss
+from jaxrun.analysis.verdict.phrasing import describe_loss, describe_others
 from jaxrun.analysis.verdict.stack_text import describe_stacks, format_stall_notice
 from jaxrun.controller.head.head import Head
 from jaxrun.controller.supervisor.job_server import JobServer
@@ -25,7 +25,7 @@ from jaxrun.job_events.events import Event, Tick
 from jaxrun.protocol.flight import ToldStep
 from jaxrun.records.event_log.event_log import LoggedEvent, LoggedMessage, find_message
 from jaxrun.records.rundir.rundir import RunDir
-from jaxrun.text import agree, format_ranks
+from jaxrun.text import agree, format_ranges
 
 
 class Dispatcher:
@@ -74,9 +74,10 @@ class Dispatcher:
         if isinstance(action, PrintStallNotice):
             return PrintLine(_format_notice(action, self._files.shown_path))
         if isinstance(action, PrintLoss):
-            headline = describe_loss(action.worker, self.hosts, action.run_at)
-            self.record(RecordLoss(action.worker.rank, action.incarnation, headline, action.restart))
-            return PrintLine(_format_loss(action, headline))
+            for loss in action.losses:
+                headline = describe_loss([loss.worker], self.hosts, action.run_at)
+                self.record(RecordLoss(loss.worker.rank, loss.incarnation, headline, loss.restart))
+            return PrintLine(_format_losses(action, self.hosts))
         if isinstance(action, AnswerRequest):
             self._server.answer(action.number, action.answer)
         return action
@@ -87,14 +88,19 @@ class Dispatcher:
             self.record(*found)
 
 
-def _format_loss(loss: PrintLoss, headline: str) -> str:
-    failure = loss.worker.failure
-    others = "the programs of the others have ended (--keep-survivors)"
-    if loss.others:
-        others = f"{format_ranks(loss.others)} {agree('goes', len(loss.others))} on (--keep-survivors)"
-    if loss.restart:
-        others += f", and it is started again ({loss.restart} of {loss.most})"
-    return f"{headline}; {others}" + (f"\n{failure.traceback.rstrip()}" if failure is not None else "")
+def _format_losses(told: PrintLoss, hosts: Mapping[int, str]) -> str:
+    workers = [loss.worker for loss in told.losses]
+    text = f"{describe_loss(workers, hosts, told.run_at)}; {describe_others(told.others)}"
+    if any(loss.restart is not None for loss in told.losses):
+        where = f" on the spare host {told.spare}" if told.spare else ""
+        text += f", and {agree('it is', len(workers))} started again{where}"
+        if counted := [loss.restart for loss in told.losses if loss.restart]:
+            text += f" ({format_ranges(counted)} of {told.most})"
+        if told.waits and not told.spare:
+            host = agree("its", len(workers))
+            text += f" once {host} host is back, or another in its place (--wait-hosts)"
+    failure = workers[0].failure
+    return text + (f"\n{failure.traceback.rstrip()}" if failure is not None else "")
 
 
 def _format_notice(notice: PrintStallNotice, run_dir: Path | None) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct, field
+
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.errors import JaxrunError, UnavailableError, UsageError
 from jaxrun.node.agent.agent import OUTPUT
@@ -74,11 +76,22 @@ _LOOK_TIMEOUT_S = 20.0  # for one search; ssh tries a dead host for minutes
 _KILL_AFTER_S = 2.0  # after SIGTERM
 
 
+class _HostCheck(Struct):
+    """The command that checks one host.
+
+    late_at:  when to send it the next of `signals`, in seconds since the epoch
+    """
+
+    process: LaunchProcess
+    late_at: float
+    signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
+
+
 class HostSearch:
     """Checks whether the hosts that a job lacks are back: the engine runs a command on all of them at the same time.
 
-    There is one search at a time, in one attempt. `found` are the hosts on which the last search's command exited with
-    0.
+    There is one search at a time, in one attempt: hosts that are wanted while it runs join it. `found` are the hosts on
+    which the last search's command exited with 0.
     """
 
     def __init__(
@@ -97,59 +110,59 @@ class HostSearch:
         self._engine = engine
         self._guard = guard
         self._commands: dict[str, LaunchCommand] = {}  # by host; making one takes a while
-        self._running: dict[str, LaunchProcess] = {}
+        self._running: dict[str, _HostCheck] = {}  # by host
         self.found: tuple[str, ...] = ()
-        self._deadline: float | None = None
-        self._signals: list[signal.Signals] = []  # for commands that are late
-        loop.add_timer(lambda: self._deadline, self._end_late)
+        loop.add_timer(self._next_late_at, self._end_late)
 
     def begin(self, hosts: Collection[str] = ()) -> bool:
         """Check these hosts, or all that were left out, except those in quarantine.
 
+        Hosts that the caller names are checked in any case: this job itself may have put them in quarantine.
         Returns whether the search is already over.
         """
-        job, self.found = self._plan.job, ()
-        limit = job.init_timeout if job.host_check else _LOOK_TIMEOUT_S
-        self._deadline = self._clock() + limit
-        self._signals = [signal.SIGTERM, signal.SIGKILL]
-        for host in self._without_excluded(hosts or self._left_out()):
+        if not self._running:
+            self.found = ()
+        job = self._plan.job
+        late_at = self._clock() + (job.init_timeout if job.host_check else _LOOK_TIMEOUT_S)
+        for host in dict.fromkeys(hosts) or self._left_out():
+            if host in self._running or host in self.found:
+                continue
             try:
                 process = self._engine.start_search(self._plan, self._command_on(host))
             except JaxrunError:
                 continue
-            self._running[host] = process
-            self._loop.add_reader(process.fileno(), OUTPUT, partial(self._read, host, process))
-        return self._conclude_if_over()
+            self._running[host] = check = _HostCheck(process, late_at)
+            self._loop.add_reader(process.fileno(), OUTPUT, partial(self._read, host, check))
+        return not self._running
 
     def on_child_exit(self) -> bool:
         """Handle the exit of a child of this process; returns whether this ends the search."""
-        ended = [host for host, process in self._running.items() if process.reap()]
+        ended = [host for host, check in self._running.items() if check.process.reap()]
         for host in ended:
-            process = self._running.pop(host)
+            process = self._running.pop(host).process
             self.found += (host,) if process.status == 0 else ()
             self._loop.remove_reader(process.fileno())
             process.close()
-        return bool(ended) and self._conclude_if_over()
+        return bool(ended) and not self._running
 
     def close(self) -> list[LaunchProcess]:
         """Give up; returns commands that are still running, which have been told to end."""
-        for process in self._running.values():
+        processes = [check.process for check in self._running.values()]
+        for process in processes:
             process.ask_to_end()
-        return list(self._running.values())
+        return processes
 
     def start_agent(self, agent: AgentId, host: str) -> LaunchProcess:
         """Start an agent on a host that was found. Raises exceptions of the backend's `plan`, or UnavailableError."""
         return self._engine.start_spare(self._plan, self._guard, agent, host)
 
     def _left_out(self) -> list[str]:
-        return [host for host in self._plan.placement.left_out if host not in self._plan.hosts]
-
-    def _without_excluded(self, hosts: Collection[str]) -> list[str]:
         try:
             excluded = excluded_hosts(self._plan.job)
         except UsageError:  # the file cannot be read now
             return []
-        return [host for host in dict.fromkeys(hosts) if host not in excluded]
+        left_out = self._plan.placement.left_out
+        return [host for host in left_out if host not in self._plan.hosts and host not in excluded]
 
     def _command_on(self, host: str) -> LaunchCommand:
         """Return a command that exits with 0 if the host is usable, as --host-check defines it. Raises like `plan`."""
@@ -161,18 +174,17 @@ class HostSearch:
             self._commands[host] = command_on(plan, host, ("/usr/bin/env", *told, *words), self._environ)
         return self._commands[host]
 
-    def _read(self, host: str, process: LaunchProcess) -> None:
+    def _read(self, host: str, check: _HostCheck) -> None:
         # Otherwise its end was noticed in the same step.
-        if self._running.get(host) is process and process.read() is None:
-            self._loop.remove_reader(process.fileno())
+        if self._running.get(host) is check and check.process.read() is None:
+            self._loop.remove_reader(check.process.fileno())
+
+    def _next_late_at(self) -> float | None:
+        return min((check.late_at for check in self._running.values() if check.signals), default=None)
 
     def _end_late(self) -> None:
-        signum = self._signals.pop(0)
-        self._deadline = self._clock() + _KILL_AFTER_S if self._signals else None
-        for process in self._running.values():
-            process.signal(signum)
-
-    def _conclude_if_over(self) -> bool:
-        if not self._running:
-            self._deadline = None
-        return not self._running
+        now = self._clock()
+        for check in self._running.values():
+            if check.signals and check.late_at <= now:
+                check.process.signal(check.signals.pop(0))
+                check.late_at = now + _KILL_AFTER_S

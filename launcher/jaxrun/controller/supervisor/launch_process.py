@@ -52,14 +52,17 @@ class LaunchProcess:
         self.has_silent = True
         self.launch_id = ""
         self._tail = b""
-        self._log = _open_log(directory)
         self._pipe, writing = os.pipe()
+        self._log = _open_log(directory)
         os.set_blocking(self._pipe, False)
         streams: list[Any] = [(os.POSIX_SPAWN_DUP2, writing, 1), (os.POSIX_SPAWN_DUP2, writing, 2)]
         if not has_stdin:
             streams.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
         try:
             self.pid = os.posix_spawn(command.argv[0], command.argv, environ, file_actions=streams, setsid=True)
+        except BaseException:
+            self._close_files()
+            raise
         finally:
             os.close(writing)
 
@@ -178,11 +181,14 @@ class LaunchProcess:
 
     def close(self) -> str:
         """Release it; returns a text for the user, if there is one."""
+        self._close_files()
+        may_remain = self.was_killed and self.has_silent and not self.command.attached
+        return cancel(self.command.engine.cancel, self.launch_id) if may_remain else ""
+
+    def _close_files(self) -> None:
         os.close(self._pipe)
         if self._log is not None:
             os.close(self._log)
-        may_remain = self.was_killed and self.has_silent and not self.command.attached
-        return cancel(self.command.engine.cancel, self.launch_id) if may_remain else ""
 
     def _wait(self, loop: EventLoop, seconds: float) -> bool:
         if self.reap():

@@ -87,6 +87,9 @@ class LocalJob:
         head.loop.close()
         return outcome
 
+    def placed(self, plan: Plan) -> Plan:
+        return plan
+
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, which is the same one."""
         return Stop() if isinstance(outcome.end, HostCheckFailed) else plan

@@ -25,6 +25,7 @@ from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
 from jaxrun.analysis.diagnosis.root_cause import find_culprits
 from jaxrun.analysis.verdict.restarts import Stop
 from jaxrun.controller.roster import Roster
+from jaxrun.controller.seat import SeatState
 from jaxrun.errors import JaxrunError
 from jaxrun.protocol.agent_id import AgentId
 from jaxrun.spec.backends.planning import replan
@@ -98,20 +99,33 @@ def usable_agents(plan: Plan, roster: Roster, outcome: JobOutcome) -> set[AgentI
 def lost_hosts(plan: Plan, roster: Roster, outcome: JobOutcome) -> set[str]:
     """Return the hosts that cannot be used: lost by silence or otherwise, or without an agent that has reported."""
     culprits = find_culprits(outcome.workers) if outcome.workers else []
-    lost = {worker.rank for worker in culprits if worker.lost_reason}.union(outcome.unanswered)
+    lost = {one.rank for one in culprits if one.lost_reason and not outcome.is_host_replaced(one)}
+    lost.update(outcome.unanswered)
     match outcome.end:
         case HostCheckFailed(failed=ranks) | LostAtStart(lost=ranks):
             lost.update(ranks)
-    reported = {rank for agent in roster.reports for rank in roster.ranks_of(agent)}
-    if isinstance(outcome.end, Unavailable) and reported:
-        lost.update(rank for rank in plan.host_of if rank not in reported)
+    if isinstance(outcome.end, Unavailable) and roster.reports:
+        lost.update(_unreported_ranks(plan, roster, outcome))
     return {host for rank, host in plan.host_of.items() if rank in lost}
 
 
+def _unreported_ranks(plan: Plan, roster: Roster, outcome: JobOutcome) -> list[int]:
+    """Return the ranks whose agents have not reported: if some of these agents were lost, only theirs.
+
+    The other agents were still checking their hosts as the loss ended the attempt. If all agents end with the launch
+    command, their losses do not say which host is at fault.
+    """
+    unreported = [seat for seat in roster.with_ranks() if seat.agent not in roster.reports]
+    gone = [seat for seat in unreported if seat.state in (SeatState.SUSPECTED, SeatState.LOST)]
+    at_fault = gone if gone and usable_agents(plan, roster, outcome) else unreported
+    return [rank for seat in at_fault for rank in seat.ranks]
+
+
 def ready_spares(plan: Plan, roster: Roster, outcome: JobOutcome) -> tuple[str, ...]:
-    """Return the spare hosts that are left; first those on which agents wait."""
-    ready, lost = {*_surviving_hosts(plan, roster, outcome).values()}, roster.lost_spares()
-    there = [host for host in plan.placement.spares if host not in lost]
+    """Return the spare hosts that are left and can be used; first those on which agents wait."""
+    ready, unfit = {*_surviving_hosts(plan, roster, outcome).values()}, (SeatState.LOST, SeatState.EXCLUDED)
+    left_out = {seat.host for seat in roster.waiting() if seat.state in unfit}
+    there = [host for host in plan.placement.spares if host not in left_out]
     return tuple(sorted(there, key=lambda host: host not in ready))
 
 

@@ -104,7 +104,7 @@ class Notifier:
                     name = "shrunk" if hosts < before else "grown" if hosts > before else "restarted"
                     self._notify(name, event.time, attempt=event.attempt, reason=reason, hosts=hosts)
             case RecordLoss(rank=rank, headline=headline, restart=restart):
-                facts = {"rank": rank, "headline": headline, "is_started_again": restart > 0}
+                facts = {"rank": rank, "headline": headline, "is_started_again": restart is not None}
                 self._notify("lost", event.time, attempt=event.attempt, **facts)
             case RecordReturn(rank=rank, seconds=seconds):
                 self._notify("returned", event.time, attempt=event.attempt, rank=rank, seconds=round(seconds, 3))

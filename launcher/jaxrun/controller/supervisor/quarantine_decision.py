@@ -40,7 +40,9 @@ def decide_quarantine(plan: Plan, roster: Roster, outcome: JobOutcome) -> Quaran
         failed = {hosts[rank]: f"failed --host-check: {why}" for rank, why in outcome.end.failed.items()}
     lost = {host: f"lost while it waited as a spare host: {why}" for host, why in lost_spares.items()}
     culprits = find_culprits(outcome.workers) if outcome.workers else []  # without victims of mpirun's end
-    lost |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in culprits if worker.lost_reason}
+    where_lost = [worker for worker in culprits if worker.lost_reason and not outcome.is_host_replaced(worker)]
+    lost |= {hosts[worker.rank]: f"lost: {worker.lost_reason}" for worker in where_lost}
+    lost |= {host: f"lost: {why}" for host, why in roster.replaced_hosts().items()}
     if isinstance(outcome.end, LostAtStart):
         lost |= {hosts[rank]: f"lost: {why}" for rank, why in outcome.end.lost.items()}
     spared = {

@@ -51,7 +51,14 @@ from jaxrun.controller.supervisor.transport import (
     LinkHandler,
     Transport,
 )
-from jaxrun.errors import EXIT_PREEMPTED, JaxrunError, NotUniformError, ProtocolError, UnavailableError
+from jaxrun.errors import (
+    EXIT_PREEMPTED,
+    EXIT_SIGNAL_BASE,
+    JaxrunError,
+    NotUniformError,
+    ProtocolError,
+    UnavailableError,
+)
 from jaxrun.job_events.actions import RecordClock
 from jaxrun.job_events.events import (
     AgentLost,
@@ -95,7 +102,7 @@ from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.spec.job.plan import Plan
-from jaxrun.text import format_ranks
+from jaxrun.text import UNKNOWN_HOST, format_ranks
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.launcher_staging import Staged
@@ -104,6 +111,7 @@ _SHUTDOWN_SEND_S = 1.0  # for the last messages to leave
 _BLAMED_EXIT_S = 0.2  # for a process to end after its connection, so that mpirun sees its status first
 _AGENT_EXIT_S = 1.0  # for the agents that answer to end, before the engine ends those that do not
 _CONFIRM_INTERVAL_S = 0.05  # between two looks at whether an agent whose place is claimed is alive
+_RankEnd = Failed | WorkerExited  # how a rank has ended
 
 
 class JobAgents(Struct, frozen=True):
@@ -213,7 +221,7 @@ class RemoteAgents:
         if isinstance(end, Unavailable) and not self._roster.all_reported:
             outcome = replace(outcome, end=replace(end, text=self._launch.add_last_lines(end.text)))
         self._outcome = outcome
-        self._roster.drain(outcome.drained)
+        self._roster.drain(outcome.drained | outcome.leaving)
         for link, connection in self._transport:
             if connection.lost_reason:  # noticed while something was sent; the head is over
                 self._transport.drop(link)
@@ -251,7 +259,7 @@ class RemoteAgents:
         launch.has_silent = bool(self.silent_ranks) or is_lost
         if self._outcome is not None and self._outcome.head_leaves:  # the others look for the head of another pod
             self._record.send_all(self._head.hosts, head_left=True)
-            leaving = roster.links_of({*self._outcome.drained, AgentId(0)})
+            leaving = roster.links_of({*self._outcome.drained, *self._outcome.leaving, AgentId(0)})
             transport.send(leaving, Shutdown(status, headline=headline, leaves=True))
             transport.flush(_SHUTDOWN_SEND_S)
         elif blamed:
@@ -279,7 +287,8 @@ class RemoteAgents:
         if isinstance(order, Run):
             self._roster.run()
             self._record.send_all(self._head.hosts)  # all are known now; agents have them before a rank runs
-        if isinstance(order, SignalWorker) and order.signum in (signal.SIGTERM, signal.SIGKILL):
+        ends_rank = isinstance(order, SignalWorker) and order.signum in (signal.SIGTERM, signal.SIGKILL)
+        if ends_rank and not self._head.is_healthy:  # with --keep-survivors the job may go on without one rank
             self._losses.stop_asking()
         frame = encode(order)
         for link, some in self._roster.split(ranks):
@@ -342,8 +351,8 @@ class RemoteAgents:
                     self._record.send_to(link)
                 case Dismiss(link, leaves):
                     self._send_last(link, Shutdown(EXIT_PREEMPTED, leaves=True) if leaves else Shutdown(0))
-                case Refuse(link, agent, reason):
-                    self._refuse(link, agent, reason)
+                case Refuse():
+                    self._refuse(action)
                 case Name(report):
                     self._head.handle(report)
                 case AskHost(link):
@@ -358,17 +367,24 @@ class RemoteAgents:
         self._transport.send((link,), message)
         self._transport.drop(link)
 
-    def _refuse(self, link: LinkId, agent: AgentId, reason: str) -> None:
-        """Tell an agent that the job has no place for it, or the `reason`, and close its connection."""
-        hosts, ranks = self._head.hosts, self._roster.ranks_of(agent)
-        if reason:
-            text = reason
+    def _refuse(self, refusal: Refuse) -> None:
+        """Tell an agent that the job has no place for it, or the reason, and close its connection."""
+        agent, hosts, ranks = refusal.agent, self._head.hosts, self._roster.ranks_of(refusal.agent)
+        is_taken = bool(ranks) and self._roster.waits and not refusal.reason
+        if refusal.reason:
+            text = refusal.reason
+        elif ranks and self._roster.seats[agent].state in (SeatState.SUSPECTED, SeatState.LOST):
+            its_host = f"whose host {hosts[ranks[0]]} was lost"
+            text = f"this job goes on without its {format_ranks(ranks)}, {its_host} (--keep-survivors)"
         elif ranks:
             text = f"this job runs already: its {format_ranks(ranks)} is another process, on {hosts[ranks[0]]}"
+        elif agent in self._roster.seats:
+            is_taken = True
+            text = "this job has no rank for this host now, and another process waits in its place"
         else:
             text = f"this job runs already, with {len(hosts)} processes: none is rank {agent}"
         self._head.record(AgentTurnedAway(agent, text))
-        self._send_last(link, AgentRefused(text, is_taken=self._roster.waits and bool(ranks) and not reason))
+        self._send_last(refusal.link, AgentRefused(text, is_taken, refusal.may_return))
 
     def _confirm_claimed(self) -> None:
         """Look whether the agents are alive whose places others claim."""
@@ -406,7 +422,10 @@ class RemoteAgents:
         seat = self._roster.seats.get(agent)
         if seat is not None and not seat.ranks:
             if isinstance(message, AgentReport):
-                self._on_spare_report(message)
+                self._on_spare_report(link, message)
+            elif isinstance(message, AgentSignalled) and self._plan.is_started_by_hand:
+                self.execute(self._roster.go(link, f"it was ended by {message.signum.name}"))
+                self._send_last(link, Shutdown(EXIT_SIGNAL_BASE + message.signum))
         elif isinstance(message, AgentReport) and self._refuse_unfit(link, message):
             return
         elif isinstance(message, AgentEvent):
@@ -421,16 +440,26 @@ class RemoteAgents:
             case AgentSignalled():
                 self._losses.hold(event, ask=True)
             case AgentReport():
-                for rank in self._roster.ranks_of(event.agent):
-                    self._head.record(RecordClock(rank, self._clock() - event.time))
+                offset = self._clock() - event.time
                 self._launch.launch_id = self._launch.launch_id or event.launch_id
-                self._head.handle(event)
+                self._head.handle(event)  # may record that this host takes the place of another, with another clock
+                for rank in self._roster.ranks_of(event.agent):
+                    self._head.record(RecordClock(rank, offset))
                 self._prepare_spares()
             case _:
                 self._head.handle(event)
 
     def _refuse_unfit(self, link: LinkId, report: AgentReport) -> bool:
         """Refuse an agent that replaces another, but does not fit the job; returns whether it was refused."""
+        if self._roster.runs and report.check_failure:
+            why = f"failed --host-check: {report.check_failure}"
+            self.execute(self._roster.go(link, f"it {why}"))
+            if self._plan.is_started_by_hand:
+                self._output.print_line(f"jaxrun: {report.host} cannot take the place of a lost host: it {why}")
+                self._send_last(link, AgentRefused(f"{report.host} {why}", is_taken=True))
+            else:  # of a spare host, whose ranks are lost with it
+                self._send_last(link, Shutdown(0))
+            return True
         if not self._roster.waits or not (self._roster.runs or self._plan.attempt > 1):
             return False
         try:
@@ -452,7 +481,7 @@ class RemoteAgents:
             case Failed():
                 self._roster.add_failure(message.rank)
                 self._remote_output.log_traceback(message)
-        if not (isinstance(message, Failed | WorkerExited) and self._losses.hold_if_asking(message)):
+        if not (isinstance(message, _RankEnd) and self._losses.hold_if_asking(message)):
             self._head.receive(message)
 
     # ---- agents that wait
@@ -461,7 +490,7 @@ class RemoteAgents:
         """The command that starts an agent on a spare host has failed."""
         self.execute(self._roster.lose(agent, reason))
 
-    def _on_spare_report(self, report: AgentReport) -> None:
+    def _on_spare_report(self, link: LinkId, report: AgentReport) -> None:
         self._head.record(SpareReported(report.agent, report.host, report.pid))
         reason = report.check_failure and f"failed --host-check: {report.check_failure}"
         try:
@@ -470,6 +499,10 @@ class RemoteAgents:
                 self._registry.check_command(report)
         except (UnavailableError, NotUniformError) as error:
             reason = reason or str(error)
+        if reason and self._plan.is_started_by_hand:
+            self._output.print_line(f"jaxrun: {report.host} cannot be taken back: {reason}")
+            self.execute(self._roster.turn_away(link, f"the job cannot use {report.host}: {reason}"))
+            return
         self._roster.add_report(report, unusable=reason)
         if reason:
             self._output.print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
@@ -513,6 +546,8 @@ class RemoteAgents:
             self._losses.hold(AgentLost(agent, why), ask=False)
             return
         self._head.record(SpareLost(agent, seat.host, why))
+        if seat.host == UNKNOWN_HOST:  # it has not reported, so nobody knows of it
+            return
         if sum(one.host == seat.host and one.state is SeatState.LOST for one in self._roster.waiting()) == 1:
             self._output.print_line(f"jaxrun: spare host {seat.host} is lost: {why}")
 
@@ -525,8 +560,12 @@ class RemoteAgents:
         for link in unanswered:  # what has started this process will end it before more can be known
             self._transport.connection(link).give_up(ATTACHED_GRACE_S)
             self._transport.read(link)
-        for event in self._losses.explain(self._head.hosts):
-            self._head.handle(event)
+        events = self._losses.explain(self._head.hosts)
+        agents = {event.rank: self._roster.of_rank(event.rank).agent for event in events if isinstance(event, _RankEnd)}
+        for event in events:
+            # A spare host may have a rank since the loss of its own; the event is about the process before.
+            if not isinstance(event, _RankEnd) or self._roster.of_rank(event.rank).agent == agents[event.rank]:
+                self._head.handle(event)
         self.execute(self._roster.settle())
 
     def _on_launch_output(self) -> None:
@@ -536,9 +575,17 @@ class RemoteAgents:
         elif text and self._plan.job.verbose:
             self._output.print_line(text.decode(errors="replace"))
         # One that outlives its agents does not end if it cannot start one of them; any other says why once it ends.
-        survives = self._launch.command.survive_host_loss
-        if text and survives and self._launch.failed_agents() & {seat.agent for seat in self._roster.unreported()}:
+        if text and self._launch.command.survive_host_loss and self._launch.failed_agents() & self._not_started():
             self._head.handle(StartFailed(self._launch.describe_failed_start()))
+
+    def _not_started(self) -> set[AgentId]:
+        """Return the agents that the launch command has not started yet.
+
+        The launch command's output also says how agents ended that had come. It may do so late, when the job awaits
+        their hosts or has other agents in their places.
+        """
+        called = (seat for seat in self._roster.unreported() if seat.state is SeatState.CALLED)
+        return {seat.agent for seat in called if seat.link is None}
 
     # ---- signals
 

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from jaxrun.analysis.diagnosis.fabric import relevant_variables
 from jaxrun.analysis.diagnosis.job_end import EndedBySignal, Unavailable
 from jaxrun.analysis.diagnosis.job_outcome import JobOutcome
@@ -112,7 +114,13 @@ class HeadPort(HidesFields, frozen=True):
         self.listener.renew(token)
         self.acceptor.drop_all("came for an earlier attempt")
 
+    def remove_rendezvous(self) -> None:
+        """Remove the file that leads agents here, if there is one; while this port is open, no other head has it."""
+        if self.rendezvous is not None:
+            self.rendezvous.remove(self.listener.addresses)
+
     def close(self) -> None:
+        self.remove_rendezvous()
         self.transport.close()
         self.acceptor.close()
         self.listener.close()
@@ -163,6 +171,7 @@ class RemoteJob:
             self._retire(self._agents)
         elif self._agents is None and plan.job.verbose:
             self._shared.output.print_line(f"jaxrun: listening at {self._port.description}")
+        self._release_ended()
         called = self._roster.begin(plan, anew=not self._agents_stay)
         directory = "" if self._by_hand else os.getcwd()
         addresses = self.listen_addresses
@@ -184,9 +193,16 @@ class RemoteJob:
         outcome = agents.complete(AttemptLoop(self._shared, head, agents).run())
         self._retired += agents.end_search()
         if not isinstance(outcome.end, EndedBySignal):  # a second Ctrl-C waits for no host
-            for line in self._quarantine.update(plan, self._roster, outcome):
+            for line in self._quarantine.update(self.placed(plan), self._roster, outcome):
                 self._shared.output.print_line(f"jaxrun: {line}")
         return outcome
+
+    def placed(self, plan: Plan) -> Plan:
+        placement = self._roster.placement
+        if placement is plan.placement:
+            return plan
+        workers = tuple(replace(worker, host=placement.hosts[worker.rank]) for worker in plan.workers)
+        return replace(plan, workers=workers, placement=placement)
 
     def next_plan(self, plan: Plan, outcome: JobOutcome) -> Plan | Stop:
         """Return the plan of another attempt, without lost hosts if others can replace them."""
@@ -214,8 +230,7 @@ class RemoteJob:
 
         This is the last action of a job: mpirun may kill all processes, including this one, once the first has ended.
         """
-        if self._port.rendezvous is not None:
-            self._port.rendezvous.remove()
+        self._port.remove_rendezvous()
         launches, agents = self._retired, self._agents
         if agents is not None:
             launch = agents.launched.launch
@@ -279,6 +294,18 @@ class RemoteJob:
         self._retire_spares(agents)
         commands.token = auth.new_token()  # a late agent of an earlier attempt cannot get in
         self._port.renew(commands.token)
+
+    def _release_ended(self) -> None:
+        """Close the commands that have ended: retired ones, and ones that had restarted an agent.
+
+        Otherwise each restart would leave open files until the end of the job.
+        """
+        restarted = self._agents.launched.restarted if self._agents is not None else []
+        for launches in (self._retired, restarted):
+            for launch in [one for one in launches if one.reap()]:
+                launches.remove(launch)
+                if text := launch.close():
+                    self._shared.output.print_line(f"jaxrun: {text}")
 
     def _retire_spares(self, agents: RemoteAgents) -> None:
         for launch in (*agents.launched.spares.values(), *agents.launched.restarted):

@@ -22,6 +22,8 @@ class RemoteOutput:
         self._to_acknowledge: set[LinkId] = set()
 
     def handle_start(self, order: StartWorkers) -> None:
+        """Note who keeps the logs of these ranks, which may have been started on another host before."""
+        self._logs_remotely.difference_update(start.worker.rank for start in order.workers)
         self._logs_remotely.update(start.worker.rank for start in order.workers if start.log_dir)
 
     def handle(self, rank: int, link: LinkId, message: OutputChunk | StreamEnded) -> None:

@@ -124,16 +124,19 @@ def _begin_on_hosts(plan: Plan, started: float, endpoint: Endpoint | None) -> Be
     port = HeadPort.open(loop, plan.job.interface, addresses, endpoint, expected=len(plan.placement.agents))
     try:
         begun = begin_or_continue(plan, port, loop, started)
+        of_job, directory, history = _open_job_dir(begun)
+        held = _start_sidecars(of_job, directory, listener)
+        sigterm = of_job.launch_command is None or of_job.launch_command.sigterm_at_start
+        # For no agent: each has a guard of its own.
+        guard = Guard(launch_mark=job_marker(of_job.job_id), sigterm=sigterm)
+        if endpoint is not None:
+            endpoint.on_listening()
     except EndedEarlyError as end:
         port.close()
         return end.status
-    of_job, directory, history = _open_job_dir(begun)
-    held = _start_sidecars(of_job, directory, listener)
-    sigterm = of_job.launch_command is None or of_job.launch_command.sigterm_at_start
-    # For no agent: each has a guard of its own.
-    guard = Guard(launch_mark=job_marker(of_job.job_id), sigterm=sigterm)
-    if endpoint is not None:
-        endpoint.on_listening()
+    except BaseException:
+        port.close()
+        raise
 
     def runner(shared: Supervision) -> AttemptRunner:
         return RemoteJob(shared, of_job, port, staged, begun.agents)
@@ -253,14 +256,14 @@ def _continue_in_run_dir(
     history:      of a job that begins
     agents_wait:  agents have left an earlier head, which may still have the directory, and wait for this one
 
-    Raises UnavailableError while that job runs.
+    Raises UnavailableError while that job runs, and UsageError if it ends well meanwhile.
     """
     if not plan.requeue_id:
         return plan, _open_run_dir(plan), history
     from jaxrun.controller.supervisor.job_history import JobHistory
     from jaxrun.records.rundir.recorded_files import continue_job, find_requeued
 
-    path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id)
+    path = find_requeued(plan.job.run_dir, Path.cwd(), plan.requeue_id, plan.job.program)
     if path is None:
         return plan, _open_run_dir(plan), history
     if _may_be_contested(plan) and agents_wait:
@@ -282,8 +285,11 @@ def _may_be_contested(plan: Plan) -> bool:
 
 
 def _wait_until_unused(path: Path, timeout: float, directory: rundir.RunDir) -> None:
-    """Wait until no other process has the directory. Raises UnavailableError after `timeout` seconds."""
-    from jaxrun.records.rundir.recorded_files import read_plan
+    """Wait until no other process has the directory.
+
+    Raises UnavailableError after `timeout` seconds, and UsageError if the job in it has ended well meanwhile.
+    """
+    from jaxrun.records.rundir.recorded_files import has_ended_well, read_plan
 
     until, is_said = time.monotonic() + timeout, False
     while not directory.claim():
@@ -295,6 +301,8 @@ def _wait_until_unused(path: Path, timeout: float, directory: rundir.RunDir) -> 
             print_notice(f"{text}; waiting until it has ended")
         is_said = True
         time.sleep(_CLAIM_POLL_S)
+    if has_ended_well(path):
+        raise UsageError(f"the job in {path} has ended well meanwhile; name another --run-dir to run it again")
 
 
 _CLAIM_POLL_S = 0.2  # the lock goes with its process, and no event says so

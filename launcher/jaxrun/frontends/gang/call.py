@@ -115,6 +115,7 @@ class GangCall:
         self._is_entered = self._is_over = False
         self.interrupted: tuple[int, ...] = ()
         self._events: deque[CallEvent] = deque()
+        self._is_last_poll = False  # whether the latest poll was one at the end of a wait
         self._ranks = job.connections.ranks
         self.outcomes: dict[int, Returned] = {}
         self._ended: set[int] = set()
@@ -159,17 +160,27 @@ class GangCall:
         return bool(self._wanted_by)
 
     def receive(self, timeout: float | None = None) -> CallEvent | None:
-        """The next event of any rank; None if none comes within `timeout` seconds, or none can come any more."""
+        """The next event of any rank; None if none comes within `timeout` seconds, or none can come any more.
+
+        With a timeout of 0 or less, it returns the events that have arrived, and then None.
+        """
         if self._is_entered:
             return self._receive(timeout)
         with self._use():
             return self._receive(timeout)
 
     def _receive(self, timeout: float | None) -> CallEvent | None:
+        """See `receive`. Each wait ends with a poll: events may have arrived while this process printed or did not run.
+
+        After the events of that poll comes None, even if more have arrived meanwhile: a rank that prints all the time
+        must not put off a caller's time limit.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._events:
-            left = None if deadline is None else deadline - time.monotonic()
-            if self._is_over or not self.running or (left is not None and left < 0):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            was_last, self._is_last_poll = self._is_last_poll, left == 0
+            if self._is_over or not self.running or (was_last and left == 0):
+                self._is_last_poll = False
                 return None
             until_refresh = self._display.refresh(self)
             self._poll(min((limit for limit in (left, until_refresh) if limit is not None), default=None))
@@ -193,8 +204,6 @@ class GangCall:
         with self._use():
             if self._is_over and self._error is not None:
                 raise self._error
-            if self._is_over and self.interrupted:
-                raise GangError(f"this call was ended while {format_ranks(self.interrupted)} still ran")
             if self._is_over:
                 return self._wait_for_results(timeout)
             try:
@@ -209,6 +218,9 @@ class GangCall:
 
     def _wait_for_results(self, timeout: float | None) -> Results:
         __tracebackhide__ = True
+        if self._is_over and self.interrupted:
+            raise GangError(f"this call was ended while {format_ranks(self.interrupted)} still ran")
+        self._is_last_poll = False  # even a timeout of 0 has a poll of its own
         deadline = None if timeout is None else time.monotonic() + timeout
         failed_at: float | None = None
         while True:
@@ -310,6 +322,7 @@ class GangCall:
         """Wait until the function has ended, or cannot any more, on all ranks, unless another thread wants the call."""
         began, failed_at = time.monotonic(), 0.0
         steps = [(INTERRUPT_TIMEOUT_S, self._send_end), (_UNUSED_NOTICE_S, self._tell_of_wait)]
+        self._poll(0)  # if the function ended long ago, the display need not show that ranks run it
         while self.running and not self.disconnected and not self.is_wanted:
             self._poll(min(_UNUSED_POLL_S, self._display.refresh(self) or _UNUSED_POLL_S))
             self._show_output()

@@ -189,11 +189,12 @@ class GangJob:
         verdict, quiet = None, set[int]()
         while verdict is None and (left := deadline - time.monotonic()) > 0:
             was_quiet = quiet  # check again, because other ranks may be about to do the same
+            has_ended = self.launcher.has_ended  # before the verdict is read: no later one comes then
             verdict, quiet = self.launcher.wait_for_verdict(min(_EXIT_POLL_S, left)), self._find_quiet_exits()
-            if was_quiet.issuperset(ranks):
+            if has_ended or was_quiet.issuperset(ranks):
                 break
         if verdict is None or not verdict.headline:  # for the launcher, a rank that exits with 0 has finished
-            return self._unexplained_death(ranks, quiet)
+            return self._unexplained_death(ranks, quiet, launcher_failed=verdict is None and self.launcher.has_ended)
         self.launcher.wait(timeout)
         parts = (verdict.headline, verdict.means, *verdict.details, verdict.traceback, verdict.divergence)
         return WorkerDied.from_verdict(verdict, "\n".join(filter(None, parts)))
@@ -213,12 +214,17 @@ class GangJob:
             return exits - {one.rank for one in messages if isinstance(one, Done)}
         return set()
 
-    def _unexplained_death(self, ranks: Collection[int], quiet: Set[int]) -> WorkerDied:
-        """Return the error for `ranks` whose end the verdict does not explain; `quiet` are the ones with status 0."""
+    def _unexplained_death(self, ranks: Collection[int], quiet: Set[int], *, launcher_failed: bool) -> WorkerDied:
+        """Return the error for `ranks` whose end no verdict explains; `quiet` are the ones with status 0.
+
+        launcher_failed: it has ended without a verdict
+        """
         hosts = {worker.rank: worker.host for worker in self.workers}
         if not quiet >= set(ranks):
             text = f"{format_ranks(ranks)} of this gang ended, and its launcher does not say why"
-            return WorkerDied(f"{text}\n{self.launcher.all_output}", sorted(ranks), hosts, 1)
+            if launcher_failed:
+                text = "the launcher of this gang was killed or failed, and its ranks ended with it"
+            return WorkerDied(f"{text}\n{self.launcher.all_output}".rstrip(), sorted(ranks), hosts, 1)
         which = f"all {len(hosts)} ranks" if len(quiet) == len(hosts) > 1 else format_ranks(quiet)
         text = (
             f"{which} of this gang ended with os._exit(0) (exit status 0, no exception), which also loses "
@@ -260,6 +266,7 @@ class GangJob:
         self.connections.stop_accepting()
         self._listener.listener.close()
         self.connections.read_launcher_output()  # the job's first line
+        self.launcher.forget_output()
         return tuple(workers[rank] for rank in sorted(workers))
 
     def _start_error(self) -> GangStartError:

@@ -70,6 +70,10 @@ class LauncherProcess:
         self._output = (self._output + text)[-_MAX_OUTPUT_CHARS:]
         return text
 
+    def forget_output(self) -> None:
+        """Leave out of `all_output` what has been read so far."""
+        self._output = ""
+
     @property
     def all_output(self) -> str:
         self.read_output()

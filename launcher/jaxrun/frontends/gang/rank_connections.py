@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ from jaxrun.protocol.names import GANG_ADDRESS, GANG_DIRECTORY_PREFIX, GANG_TOKE
 Received = tuple[int, GangMessage | None]
 
 _MAX_WAIT_S = 0.2  # Ctrl-C does not end a wait that begins just after it, nor one while another thread receives it
+_ORPHAN_TIMEOUT_S = 3.0  # without a byte, for connections to end after the launcher; no rank outlives it for as long
 _set_handler = inspect.unwrap(signal.signal)  # the runtime's replacement in a rank would report each change to the head
 
 
@@ -98,7 +100,9 @@ class RankConnections:
         self._launcher = launcher
         self._launcher_output = ""
         self._loop.add_reader(launcher.output_fd, 0, self._read_launcher)
-        self._loop.add_reader(launcher.pidfd, 1, lambda: self._loop.remove_reader(launcher.pidfd))  # only ends a wait
+        self._loop.add_reader(launcher.pidfd, 1, self._note_launcher_end)
+        self._orphaned_at: float | None = None  # when this process noticed the launcher's end, on the monotonic clock
+        self._heard_at = 0.0  # when bytes last came from any rank
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -138,7 +142,8 @@ class RankConnections:
     def poll(self, timeout: float | None) -> list[Received]:
         """Return messages by rank; None for a rank whose connection has ended.
 
-        Waits for at most `timeout` seconds, or for a moment, after which there may be nothing.
+        Waits for at most `timeout` seconds, or for a moment, after which there may be nothing. Once the launcher has
+        ended, and nothing comes any more, all connections end: those to a host that has vanished would stay open.
         """
         wait = _MAX_WAIT_S if timeout is None else min(timeout, _MAX_WAIT_S)
         try:
@@ -147,6 +152,7 @@ class RankConnections:
             if not self._closed:  # another thread may have stopped the gang
                 raise
         leave_if_process_ends()
+        self._drop_orphans()
         received, self._received = self._received, []
         return received
 
@@ -172,7 +178,21 @@ class RankConnections:
         if not text and self._launcher.has_ended:  # otherwise its end would wake us forever
             self._loop.remove_reader(self._launcher.output_fd)
 
+    def _note_launcher_end(self) -> None:
+        self._loop.remove_reader(self._launcher.pidfd)  # otherwise it would wake us forever
+        self._orphaned_at = time.monotonic()
+
+    def _drop_orphans(self) -> None:
+        """End all connections if the launcher ended some time ago and nothing has come since. Call it after reading."""
+        if self._orphaned_at is None or time.monotonic() - max(self._orphaned_at, self._heard_at) < _ORPHAN_TIMEOUT_S:
+            return
+        with sigint_deferred():
+            for connection in tuple(self._connections.values()):
+                self._drop(connection)
+                self._received.append((connection.rank, None))
+
     def _read(self, connection: _RankConnection) -> None:
+        self._heard_at = time.monotonic()
         with sigint_deferred():
             try:
                 while True:

@@ -17,7 +17,7 @@ from jaxrun.spec.backends import LOCAL
 from jaxrun.spec.job.option_checks import PRELOAD_AUTO, PRELOAD_NONE, check_preload
 
 _RANK_PROGRAM = f"{RUNTIME}.gang"
-_KEEP_SURVIVORS = "--keep-survivors"
+_OF_LOST_RANKS = ("--keep-survivors", "--max-restarts")  # what a job does that loses a rank
 _OF_HOSTS = "mpirun or ssh"  # the launcher chooses
 _GRACE_S = 1.0  # between SIGTERM and SIGKILL; a gang that is told to end has nothing to save
 
@@ -50,9 +50,10 @@ class GangSpec(HidesFields, frozen=True):
             raise UsageError(f"a variable's name must not be empty, nor contain '=': env of a gang has {wrong[0]!r}")
         force_setattr(self, "env", env)
         force_setattr(self, "options", split_options(self.options))
-        if _KEEP_SURVIVORS in self.options:
+        names = {option.partition("=")[0] for option in self.options}
+        if refused := [name for name in _OF_LOST_RANKS if name in names]:
             again = "a gang that loses a rank starts again"
-            raise UsageError(f"options of a gang cannot have {_KEEP_SURVIVORS}: {again}; leave it out")
+            raise UsageError(f"options of a gang cannot have {refused[0]}: {again}; leave it out")
         if self.backend == LOCAL and any(map(_names_hosts, self.options)):
             force_setattr(self, "backend", _OF_HOSTS)
         force_setattr(self, "preload", _join_modules(self.preload))

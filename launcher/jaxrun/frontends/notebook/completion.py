@@ -55,7 +55,8 @@ def complete_name(gang: Gang, name: str) -> list[str]:
         return []
     complete = FunctionReference(f"{RUNTIME}.gang.notebook_cells", "complete_name")
     try:
-        return sorted(set().union(*gang.run(complete, name, timeout=_ASK_TIMEOUT_S)))
+        # Without a `with`: after a timeout that would interrupt the ranks, and they could lose their variables.
+        return sorted(set().union(*gang.start_call(complete, name).results(_ASK_TIMEOUT_S)))
     except JaxrunError:
         return []
 

@@ -26,6 +26,7 @@ from jaxrun.protocol.pytest_messages import RecordedWarning, RunTest
 from jaxrun.text import agree, format_ranks, format_seconds, format_status
 
 _MAX_CHECK_INTERVAL_S = 30.0  # between two checks for an abandoned rank
+_HANDOVER_S = 1.0  # a step that waits for no other rank ends within this time
 _DIVERGENCE_REPORT_TIMEOUT_S = 1.0  # for the launcher to report how the ranks fell out of step
 
 
@@ -87,12 +88,13 @@ class RunLoop:
         self._call = sessions.call
         self._terminal = terminal
         self._state = RunState(
-            len(sessions.hosts), self._call.send, sessions.gang.fault, record, terminal.show, self._read_line, debug
+            len(sessions.hosts), self._call.send, sessions.gang.fault, record, self._show, self._read_line, debug
         )
         self._notes: list[str] = []
         self._launcher_output = ""
         self._clock = clock
         self._began = clock()  # later, if the user was in a debugger
+        self._stepping_since: float | None = None  # when the debugged rank got a line, until it comes back
 
     def run(self, order: RunTest, timeout: float, grace: float) -> RunResult:
         """Run the test to its end, or until it is clear that it will have none. `timeout`, `grace`: seconds."""
@@ -108,8 +110,7 @@ class RunLoop:
         """Wait for one event and handle it. Returns why the test is given up, else None."""
         expires_at, expiry = limits.next_expiry(self._state)
         if self._state.debugged_rank is not None:
-            with self._clock_stopped():
-                event = self._call.receive()
+            event = self._receive_from_debugger()
         else:
             event = self._call.receive(max(0.0, expires_at - self._now()))
             if event is None and self._now() >= expires_at:
@@ -118,6 +119,20 @@ class RunLoop:
                 limits.record_check(self._now())
         self._handle(event)
         return None
+
+    def _receive_from_debugger(self) -> Any:
+        """Wait for one event, or until the debugged rank does not come back from a step though others wait; then None.
+
+        It may wait for one of them in that step. The next one gets the terminal then.
+        """
+        timeout = None
+        if self._stepping_since is not None and self._state.is_terminal_awaited:
+            timeout = max(0.0, self._stepping_since + _HANDOVER_S - self._clock())
+        with self._clock_stopped():
+            event = self._call.receive(timeout)
+        if event is None and timeout is not None:
+            self._state.hand_terminal_over()
+        return event
 
     def _now(self) -> float:
         """Seconds of the test so far, without those that the user spent in a debugger."""
@@ -129,9 +144,15 @@ class RunLoop:
         yield
         self._began += self._clock() - since
 
+    def _show(self, rank: int, text: str) -> None:
+        self._stepping_since = None
+        self._terminal.show(rank, text)
+
     def _read_line(self, rank: int) -> str:
         with self._clock_stopped():
-            return self._terminal.read(rank)
+            line = self._terminal.read(rank)
+        self._stepping_since = self._clock()
+        return line
 
     def _has_abandoned_rank(self) -> bool:
         stacks = self._sessions.stacks()

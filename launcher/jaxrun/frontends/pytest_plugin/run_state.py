@@ -11,10 +11,16 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from jaxrun.protocol.debugger_messages import DebuggerDecision, DebuggerInput, DebuggerOutput, DebuggerReadRequest
+from jaxrun.protocol.debugger_messages import (
+    DebuggerClosed,
+    DebuggerDecision,
+    DebuggerInput,
+    DebuggerOutput,
+    DebuggerReadRequest,
+)
 from jaxrun.protocol.flight import parse_group
 from jaxrun.protocol.pytest_messages import (
-    DebugRequest,
+    DebuggerQuestion,
     FaultRequest,
     Gather,
     Gathered,
@@ -83,8 +89,9 @@ class RunState:
         self._show = show
         self._read_line = read_line
         self._debuggable = debug
+        self._terminal_is_closed = False  # a rank has died, so the launcher ends the others
         self._done_once: set[FaultRequest | RecordedWarning] = set()
-        self._held_for_debugger: list[tuple[int, DebuggerOutput | DebuggerReadRequest | DebugRequest]] = []
+        self._held_for_debugger: list[tuple[int, DebuggerOutput | DebuggerReadRequest | DebuggerQuestion]] = []
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -105,7 +112,7 @@ class RunState:
         return max((rank.finished_at for rank in self.ranks.values() if rank.finished_at is not None), default=None)
 
     def handle_message(self, number: int, message: Any, now: float) -> None:
-        if isinstance(message, (DebuggerOutput, DebuggerReadRequest, DebugRequest)):
+        if isinstance(message, (DebuggerOutput, DebuggerReadRequest, DebuggerQuestion)):
             self._handle_debugger(number, message)
             return
         self._leave_debugger(number)
@@ -115,6 +122,8 @@ class RunState:
                 rank.reports[report["when"]] = report
                 if report["outcome"] == "failed" and rank.failed_at is None:
                     rank.failed_at = now
+            case DebuggerClosed():
+                self._drop_held(number)
             case Gather():
                 rank.gather = message
                 self._complete_gather()
@@ -132,7 +141,11 @@ class RunState:
         """Handle the end of a rank's connection, or of its pytest session."""
         self.ranks[number].disconnected_at = now
         self.ranks[number].session_error = session_error
-        self._leave_debugger(number)
+        self._drop_held(number)
+        if session_error:
+            self._leave_debugger(number)
+        else:
+            self._close_terminal()
         self._complete_gather()
 
     # ---- gathers: barrier, allgather and broadcast
@@ -166,12 +179,26 @@ class RunState:
 
     # ---- debuggers: one rank at a time
 
-    def _handle_debugger(self, number: int, message: DebuggerOutput | DebuggerReadRequest | DebugRequest) -> None:
+    @property
+    def is_terminal_awaited(self) -> bool:
+        """Whether the debugger of another rank waits until the debugged rank is left."""
+        return bool(self._held_for_debugger)
+
+    def hand_terminal_over(self) -> None:
+        """Give the terminal to the next rank, because the debugged one does not come back from a step."""
+        rank = self.debugged_rank
+        assert rank is not None
+        self._show(rank, f"\n>>> rank {rank} has not come back from that step: it may wait for another rank")
+        self._leave_debugger(rank)
+
+    def _handle_debugger(self, number: int, message: DebuggerOutput | DebuggerReadRequest | DebuggerQuestion) -> None:
+        if self._terminal_is_closed and not isinstance(message, DebuggerQuestion):
+            return
         if self.debugged_rank not in (None, number):
             self._held_for_debugger.append((number, message))
             return
         match message:
-            case DebugRequest(error):
+            case DebuggerQuestion(error):
                 granted, self._debuggable = self._debuggable, False  # only one rank of a test
                 if granted:
                     self.debugged_rank = number
@@ -182,13 +209,25 @@ class RunState:
                 self._show(number, text)
             case DebuggerReadRequest():
                 self.debugged_rank = number
-                self._send(DebuggerInput(self._read_line(number)), (number,))
+                self._send(DebuggerInput(message.number, self._read_line(number)), (number,))
 
     def _leave_debugger(self, number: int) -> None:
         """If the user has left this rank's debugger, handle what other ranks' debuggers have sent meanwhile."""
         if self.debugged_rank != number:
             return
         self.debugged_rank = None
+        held, self._held_for_debugger = self._held_for_debugger, []
+        for other, message in held:
+            self._handle_debugger(other, message)
+
+    def _drop_held(self, number: int) -> None:
+        """Forget what this rank's debugger has sent while another rank was debugged."""
+        self._held_for_debugger = [(other, message) for other, message in self._held_for_debugger if other != number]
+
+    def _close_terminal(self) -> None:
+        """End all debugging. A rank that waits for a line gets none, and is killed soon."""
+        self.debugged_rank = None
+        self._debuggable, self._terminal_is_closed = False, True
         held, self._held_for_debugger = self._held_for_debugger, []
         for other, message in held:
             self._handle_debugger(other, message)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrun.analysis.diagnosis.doing import StandingOut
-from jaxrun.analysis.diagnosis.overview import HostMemory
+from jaxrun.analysis.diagnosis.overview import HostMemoryUse
 from jaxrun.frontends.top.rows import Row, group_samples
 from jaxrun.frontends.top.samples import RankSample
 from jaxrun.protocol.flight import ToldStep
@@ -71,7 +71,7 @@ class View(Struct, frozen=True):
     samples: tuple[RankSample, ...]
     pace: Pace = Pace()
     note: str = ""
-    hosts: tuple[HostMemory, ...] = ()
+    hosts: tuple[HostMemoryUse, ...] = ()
     told: ToldStep | None = None
 
 

@@ -19,7 +19,7 @@ from jaxrun.job_events.events import check_event
 from jaxrun.node.agent.guard import Guard
 from jaxrun.node.agent.memory_watch import INTERVAL_S, MemoryWatch
 from jaxrun.node.agent.mpi_memory import MpiMemory
-from jaxrun.node.agent.oom import OomWatch
+from jaxrun.node.agent.oom import OomWatch, kernel_log
 from jaxrun.node.agent.pipes import OutputPipes, OutputSink, Pipe
 from jaxrun.node.agent.process_tree import kill_rest_of_group
 from jaxrun.node.agent.prompt_watch import PromptWatch
@@ -81,7 +81,7 @@ class Agent:
         self._prompts = PromptWatch(self._reader_is_at_work, clock)
         self._pipes = OutputPipes(output, lambda rank: report(FirstOutput(rank)), self._note_output)
         cgroup = procfs.own_memory_cgroup()
-        self._oom = OomWatch(cgroup)
+        self._oom = OomWatch(cgroup, kernel_log())
         self._memory = MemoryWatch(cgroup)
         self._memory_due = clock() + INTERVAL_S
         self._peak_bytes: dict[int, int] = {}  # of memory, by rank
@@ -98,7 +98,7 @@ class Agent:
         events = workers.start()
         if workers.fork_server is not None:
             loop.add_reader(workers.fork_server.channel.fileno(), MESSAGES, self._on_fork_server)
-        self._add_workers(events)
+        self._add_workers(workers.ranks, events)
 
     def close(self) -> None:
         """Deliver what is still in the pipes, and close everything."""
@@ -165,9 +165,12 @@ class Agent:
         for event in events:
             self._report(event)
 
-    def _add_workers(self, events: Iterable[AgentMessage]) -> None:
-        """Listen to the workers that exist now, then report the events of their start."""
-        for worker in self._workers:
+    def _add_workers(self, ranks: Iterable[int], events: Iterable[AgentMessage]) -> None:
+        """Listen to the new workers of these ranks, then report the events of their start.
+
+        A rank whose worker could not be started is left out.
+        """
+        for worker in (self._workers[rank] for rank in ranks if rank in self._workers.ranks):
             self._loop.add_reader(worker.pipes.channel.fileno(), MESSAGES, partial(self._on_channel, worker))
             self._pipes.add(worker.rank, worker.pipes.out, worker.pipes.err)
         self._report_all(events)
@@ -183,11 +186,7 @@ class Agent:
         server = self._workers.fork_server
         if server is not None and not self._loop.has_reader(server.channel.fileno()):
             self._loop.add_reader(server.channel.fileno(), MESSAGES, self._on_fork_server)
-        if rank in self._workers.ranks:
-            worker = self._workers[rank]
-            self._loop.add_reader(worker.pipes.channel.fileno(), MESSAGES, partial(self._on_channel, worker))
-            self._pipes.add(rank, worker.pipes.out, worker.pipes.err)
-        self._report_all(events)
+        self._add_workers((rank,), events)
 
     def _pause_or_resume_output(self) -> None:
         """Read the workers' pipes only while the output accepts more; full pipes then stop the workers."""
@@ -207,10 +206,11 @@ class Agent:
         self._report_all(events)
         if self._workers.declined:
             self._report(ForkingDeclined(self._workers.declined))
-            for worker in self._workers:
-                self._loop.remove_reader(worker.pipes.channel.fileno())
-                self._pipes.remove(worker.rank)
-            self._add_workers(self._workers.start_fresh())
+            waiting = self._workers.waiting
+            for rank in waiting:
+                self._loop.remove_reader(self._workers[rank].pipes.channel.fileno())
+                self._pipes.remove(rank)
+            self._add_workers(waiting, self._workers.start_fresh())
 
     def _on_channel(self, worker: WorkerProcess) -> None:
         fd = worker.pipes.channel.fileno()
@@ -266,6 +266,7 @@ class Agent:
     def _watch_memory(self) -> None:
         now = self._clock()
         self._memory_due = now + INTERVAL_S
+        self._oom.forget_old(now)
         live = [worker for worker in self._workers if worker.live]
         self._mpi_memory.look(worker.pid for worker in live)
         held = {worker.rank: self._read_memory(worker) for worker in live}
@@ -278,14 +279,16 @@ class Agent:
         return held
 
     def _reap(self) -> None:
-        by_pid = {worker.child: worker for worker in self._workers if worker.live}
+        known = {worker.child: worker for worker in self._workers if worker.live}
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                if pid in by_pid:
-                    self._on_exit(by_pid[pid], os.waitstatus_to_exitcode(status))
+                # A rank may have been started again since, at the report of an exit before this one.
+                worker = known.get(pid) or next((one for one in self._workers if one.live and one.child == pid), None)
+                if worker is not None:
+                    self._on_exit(worker, os.waitstatus_to_exitcode(status))
 
     def _on_exit(self, worker: WorkerProcess, status: int) -> None:
         worker.status = status
@@ -304,4 +307,5 @@ class Agent:
         self._report_flight(worker)
         tail = self._output.logs.stderr_tail(worker.rank)
         peak = self._peak_bytes.pop(worker.rank, 0)
+        self._report_replies()  # the head may start the rank again as soon as it knows of the end
         self._report(WorkerExited(worker.rank, status, crash_dump, tail, oom, peak))

@@ -133,7 +133,8 @@ class WayToHead(Struct, frozen=True):
 def run(start: AgentStart, way: WayToHead) -> Shutdown:
     """Be an agent until the end of its job; returns the head's last order, which has the status.
 
-    Raises UnavailableError if no head is found, and NotUniformError if the job has no use for this agent.
+    Raises UnavailableError if no head is found, NoPlaceError if the job runs already and takes no agent in, and
+    NotUniformError if the job has no use for this agent.
     """
     find = partial(connect, way.find, start.agent, why_none=way.why_none, name=format_ranks(start.ranks))
     head = find(timeout=way.timeout, check=way.check, on_failed_round=way.on_failed_round)
@@ -325,7 +326,7 @@ class _AgentJob:
                     kill_all(keep=self._fork_server.pids)  # what the earlier attempt has left
                     order = self._wait_for_orders(head, order.attempt, ranks)
                 else:
-                    order = self._supervise_workers(head, order, ranks)
+                    order = self._supervise_workers(head, order)
             self._keeps_snapshots = order.job_goes_on
             return order
         finally:
@@ -350,10 +351,12 @@ class _AgentJob:
         if order.workers[0].fork and info.stage is None:
             self._fork_server.get(setup_of_orders(order.workers, self._environ, ""))
 
-    def _supervise_workers(self, head: _Orders, order: StartWorkers, ranks: Sequence[int]) -> Order:
+    def _supervise_workers(self, head: _Orders, order: StartWorkers) -> Order:
         """Start the workers and serve them until the head ends attempt or job, or is lost; returns its next order."""
         starts, info = order.workers, head.info
         first = starts[0]
+        # An agent that has come in the place of a lost one may get other ranks than it was started with.
+        ranks = [start.worker.rank for start in starts]
         self._snapshots = snapshot_directory(self.job_id, first.worker.host)
         # Forks, so it comes before any thread.
         guard = Guard(job_marker(self.job_id), ranks, job_id=self.job_id, snapshots=self._snapshots)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NotUniformError, UnavailableError
+from jaxrun.errors import EXIT_SIGNAL_BASE, EXIT_UNAVAILABLE, NoPlaceError, NotUniformError, UnavailableError
 from jaxrun.node.agent.agent import MESSAGES, SIGNALS, Agent
 from jaxrun.node.agent.pipes import Relay
 from jaxrun.node.agent.signals import SignalPipe
@@ -157,7 +157,14 @@ def _end(order: R) -> R:
     return order
 
 
+def _refuse_late(message: AgentRefused) -> None:
+    """The head refuses an agent at once only while the program runs: nothing is wrong with the agent or its host."""
+    raise NoPlaceError(message.reason)
+
+
 def _refuse(message: AgentRefused) -> None:
+    if message.may_return:
+        raise NoPlaceError(message.reason)
     if message.is_taken:
         raise UnavailableError(message.reason)
     raise NotUniformError(message.reason)
@@ -166,12 +173,12 @@ def _refuse(message: AgentRefused) -> None:
 class Connecting(AgentState[JobInfo]):
     """Waits until the head sends the job's properties.
 
-    Raises NotUniformError or UnavailableError if the head refuses the agent.
+    Raises NoPlaceError if the head refuses the agent, because the program runs already.
     """
 
     def __init__(self, link: HeadLink, loop: EventLoop) -> None:
         ignored = HostTask | StartWorkers | ClockProbe | RankOrder | ToRanks | OutputCredit | NextAttempt
-        table: _Table[JobInfo | Shutdown] = {JobInfo | Shutdown: _end, AgentRefused: _refuse, ignored: _ignore}
+        table: _Table[JobInfo | Shutdown] = {JobInfo | Shutdown: _end, AgentRefused: _refuse_late, ignored: _ignore}
         super().__init__(link, loop, table, ())
 
 

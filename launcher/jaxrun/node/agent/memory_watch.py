@@ -25,7 +25,7 @@ _MIN_PART = 0.2  # of the growth, to count among the ranks that grow
 _RECOVERED_S = 30.0  # after so long without a forecast the next one is reported again
 
 
-class Reading(Struct, frozen=True):
+class MemoryReading(Struct, frozen=True):
     """The memory in use at one moment, in bytes.
 
     time:     in seconds
@@ -49,17 +49,17 @@ class MemoryWatch:
     def __init__(self, cgroup: str | None, meminfo: str = procfs.MEMINFO) -> None:
         self._cgroup = cgroup
         self._meminfo = meminfo
-        self._host: deque[Reading] = deque(maxlen=_WINDOW)
-        self._group: deque[Reading] = deque(maxlen=_WINDOW)
+        self._host: deque[MemoryReading] = deque(maxlen=_WINDOW)
+        self._group: deque[MemoryReading] = deque(maxlen=_WINDOW)
         self._quiet_since: float | None = None  # without a forecast, since one was reported
         self._is_reported = False
 
     def read(self, by_rank: Mapping[int, int], now: float) -> MemoryShortage | None:
         """Take a reading, with the bytes that each rank holds; return a forecast that was not reported yet."""
         if (host := procfs.read_host_memory(self._meminfo)) is not None:
-            self._host.append(Reading(now, *host, by_rank))
+            self._host.append(MemoryReading(now, *host, by_rank))
         if (group := procfs.read_cgroup_memory(self._cgroup)) is not None:
-            self._group.append(Reading(now, *group, by_rank))
+            self._group.append(MemoryReading(now, *group, by_rank))
         found = [one for readings in (self._host, self._group) if (one := forecast(readings)) is not None]
         first = min(found, key=lambda one: one.full_in_s, default=None)
         if first is None:
@@ -92,7 +92,7 @@ class MemoryWatch:
         return f"{used}{format_bytes(held)}{rate}"
 
 
-def forecast(readings: Sequence[Reading]) -> MemoryShortage | None:
+def forecast(readings: Sequence[MemoryReading]) -> MemoryShortage | None:
     """Return when the memory will be full, if that is within a minute at the present growth; else None."""
     if len(readings) < _MIN_READINGS:
         return None
@@ -115,11 +115,11 @@ def forecast(readings: Sequence[Reading]) -> MemoryShortage | None:
     )
 
 
-def _growth(first: Reading, last: Reading) -> float:
+def _growth(first: MemoryReading, last: MemoryReading) -> float:
     """Return the growth in bytes per second."""
     return (last.used - first.used) / (last.time - first.time) if last.time > first.time else 0.0
 
 
-def _rank_growth(first: Reading, last: Reading, rank: int) -> float:
+def _rank_growth(first: MemoryReading, last: MemoryReading, rank: int) -> float:
     grown = last.by_rank[rank] - first.by_rank.get(rank, last.by_rank[rank])
     return grown / (last.time - first.time)

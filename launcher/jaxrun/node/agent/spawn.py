@@ -175,20 +175,30 @@ def fork_request(setup: WorkerSetup, worker: WorkerEnv) -> tuple[WorkerPipes, by
 
 
 def _connect(setup: WorkerSetup, worker: WorkerEnv) -> tuple[WorkerPipes, WorkerEnds]:
+    """Open both ends of a worker's channel and pipes, and its files. Raises OSError, with nothing left open."""
     rank, recorded = worker.rank, worker.lockstep != LOCKSTEP_OFF
-    ours, theirs = socket.socketpair()
-    out, stdout = _pipe()
-    err, stderr = _pipe()
-    stacks = os.memfd_create(f"stacks-{rank}")
-    flight = _open_flight_recorder(rank, setup.flight_dir if recorded else None)
-    stdin = open_stdin(worker.stdin, rank)
-    ours.setblocking(False)
-    if worker.rank_token:
-        ours.send(encode(RankSecret(worker.rank_token)))  # waits in the channel until the worker reads it
-    if setup.wrap:
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)  # each message then says which process has sent it
+    with contextlib.ExitStack() as opened:
+        ours, theirs = map(opened.enter_context, socket.socketpair())
+        out, stdout = _close_with(opened, *_pipe())
+        err, stderr = _close_with(opened, *_pipe())
+        (stacks,) = _close_with(opened, os.memfd_create(f"stacks-{rank}"))
+        (flight,) = _close_with(opened, _open_flight_recorder(rank, setup.flight_dir if recorded else None))
+        (stdin,) = _close_with(opened, open_stdin(worker.stdin, rank))
+        ours.setblocking(False)
+        if worker.rank_token:
+            ours.send(encode(RankSecret(worker.rank_token)))  # waits in the channel until the worker reads it
+        if setup.wrap:  # each message then says which process has sent it
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)
+        opened.pop_all()
     ends = WorkerEnds(stdin, stdout, stderr, theirs.detach(), stacks, flight)
     return WorkerPipes(ours, out, err, stacks, flight), ends
+
+
+def _close_with(opened: contextlib.ExitStack, *descriptors: int) -> tuple[int, ...]:
+    """Let `opened` close these descriptors; returns them."""
+    for descriptor in descriptors:
+        opened.callback(os.close, descriptor)
+    return descriptors
 
 
 def _variables(worker: WorkerEnv, ends: WorkerEnds) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from jaxrun.errors import describe_failed_import
@@ -52,6 +52,7 @@ class WorkerGroup:
         self._kept = fork_server if keep_server else None
         self._requests: deque[tuple[bytes, WorkerEnds]] = deque()
         self._workers: dict[int, WorkerProcess] = {}
+        self._have_started = False  # each was forked once
         self.declined = ""  # why the fork server does not fork
 
     def __getitem__(self, rank: int) -> WorkerProcess:
@@ -62,7 +63,7 @@ class WorkerGroup:
 
     @property
     def ranks(self) -> Collection[int]:
-        """The ranks that have a worker, or will have one soon; if one could not be started, there are none."""
+        """The ranks that have a worker, or will have one soon; not a rank whose worker could not be started."""
         return self._workers.keys()
 
     @property
@@ -80,7 +81,7 @@ class WorkerGroup:
 
     def _start(self) -> list[WorkerEvent]:
         if self._fork_server is None:
-            return self.start_fresh()
+            return self._start_fresh(self.setup.workers)
         try:
             for worker in self.setup.workers:
                 pipes, message, ends = spawn.fork_request(self.setup, worker)
@@ -98,7 +99,7 @@ class WorkerGroup:
     def start_again(self, rank: int) -> list[WorkerEvent]:
         """Start the worker of this rank again, as `start` does; its process has ended, and its pipes are read."""
         worker = next(each for each in self.setup.workers if each.rank == rank)
-        self._workers[rank].pipes.close()
+        self._workers.pop(rank).pipes.close()
         server = self._fork_server or self._kept
         if server is None or server.closed or server.has_gone:
             return self._start_one(worker)
@@ -115,7 +116,7 @@ class WorkerGroup:
         return []
 
     def receive_forked(self) -> list[WorkerEvent | Preloaded]:
-        """Handle the answers of the fork server. If they set `declined`, `start_fresh` must replace all workers."""
+        """Handle the answers of the fork server. If they set `declined`, `start_fresh` must replace those `waiting`."""
         assert self._fork_server is not None
         events: list[WorkerEvent | Preloaded] = []
         for answer in self._fork_server.receive():
@@ -123,21 +124,29 @@ class WorkerGroup:
                 events += self._on_answer(answer)
         return events
 
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The ranks for whose workers the fork server was asked, and which have no process yet."""
+        return tuple(process.rank for process in self if not process.pid)
+
     def start_fresh(self) -> list[WorkerEvent]:
-        """Start every worker in an interpreter of its own, in place of those that were asked for."""
-        for process in self:
-            process.pipes.close()
-        self._workers.clear()
+        """Start those that are `waiting` in interpreters of their own."""
+        waiting = self.waiting
+        for rank in waiting:
+            self._workers.pop(rank).pipes.close()
+        return self._start_fresh(worker for worker in self.setup.workers if worker.rank in waiting)
+
+    def _start_fresh(self, workers: Iterable[WorkerEnv]) -> list[WorkerEvent]:
+        """Start these workers in interpreters of their own; not those after one that fails, if that ends the job."""
         events: list[WorkerEvent] = []
-        for worker in self.setup.workers:
+        for worker in workers:
             events += self._start_one(worker)
-            if worker.rank not in self._workers:
+            if worker.rank not in self._workers and not self._have_started:
                 break
         return events
 
     def _start_one(self, worker: WorkerEnv) -> list[WorkerEvent]:
         """Start one worker in an interpreter of its own; if that fails, the rank has no worker."""
-        self._workers.pop(worker.rank, None)
         try:
             pid, pipes = spawn.spawn(self.setup, worker)
         except OSError as error:
@@ -173,10 +182,11 @@ class WorkerGroup:
             return [answer]
         self._close_fork_server()
         if answer is not None and answer.traceback:
-            return [StartFailed(describe_failed_import(answer.reason, self.setup.argv[0]), answer.traceback)]
+            text = describe_failed_import(answer.reason, self.setup.argv[0])
+            return [StartFailed(text, answer.traceback, rank) for rank in self.waiting]
         reason = "the process that imports jax for all workers has ended" if answer is None else answer.reason
-        if any(process.pid for process in self):  # too late for fresh interpreters
-            return [StartFailed(f"not all workers could be started: {reason}")]
+        if not self._have_started and len(self.waiting) < len(self._workers):  # too late for fresh interpreters
+            return [StartFailed(reason, rank=rank) for rank in self.waiting]
         self.declined = reason
         return []
 
@@ -189,12 +199,11 @@ class WorkerGroup:
             ends.close()
 
     def _start_failed(self, rank: int, error: OSError) -> StartFailed:
-        return StartFailed(
-            f"rank {rank} could not be started: {error.strerror} ({error.filename or self.setup.argv[0]})"
-        )
+        return StartFailed(f"{error.strerror} ({error.filename or self.setup.argv[0]})", rank=rank)
 
     def _leave_fork_server(self) -> None:
         """All workers are forked: the server ends, unless it is kept."""
+        self._have_started = True
         if self._keep_server:
             self._fork_server = None
         self._close_fork_server()

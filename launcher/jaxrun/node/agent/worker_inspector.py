@@ -82,7 +82,7 @@ class WorkerInspector:
                 self._begin_inquiry(worker, query)
                 return self._poll_inquiries(self._clock())
         self._request_stacks(worker, query)
-        return []
+        return [] if worker.live else self.poll()
 
     def deadline(self) -> float | None:
         """The latest time at which to call `poll`."""
@@ -90,10 +90,14 @@ class WorkerInspector:
         return min((*times, *(inquiry.due for _, inquiry in self._inquiries)), default=None)
 
     def poll(self) -> list[RankReply]:
-        """Return the replies that are complete. To be called at the `deadline`, and when a child has ended."""
+        """Return the replies that are complete.
+
+        Call it at the `deadline`, when a child has ended, and when a worker has ended, before another process can get
+        its rank: the signals for stacks are for the process that was asked.
+        """
         now = self._clock()
         complete: list[RankReply] = []
-        for rank in [rank for rank, request in self._requested.items() if request.due <= now]:
+        for rank in [rank for rank, one in self._requested.items() if one.due <= now or self._has_ended(rank)]:
             worker = self._workers[rank]
             stacks = worker.read_new_stacks()
             can_answer = worker.live and not worker.stopped
@@ -106,10 +110,13 @@ class WorkerInspector:
                     self._native.append((reply, PySpy(worker.pid, now, stopped=worker.stopped)))
                 else:
                     complete.append(reply)
-        for reply, dump in [item for item in self._native if item[1].has_ended(now)]:
+        for reply, dump in [item for item in self._native if item[1].has_ended(now) or self._has_ended(item[0].rank)]:
             self._native.remove((reply, dump))
             complete.append(replace(reply, native_stacks=dump.text()))
         return [*complete, *self._poll_inquiries(now)]
+
+    def _has_ended(self, rank: int) -> bool:
+        return not self._workers[rank].live
 
     def _begin_inquiry(self, worker: WorkerProcess, query: RankQuery) -> None:
         from jaxrun.node.agent.nccl_service import NcclInquiry  # rarely wanted

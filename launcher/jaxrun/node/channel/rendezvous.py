@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from msgspec.structs import asdict
 
 from jaxrun.errors import ProtocolError, UnavailableError, UsageError
 from jaxrun.files.own_files import remove_file, write_whole_file
-from jaxrun.protocol.addresses import Address, parse_addresses
+from jaxrun.protocol.addresses import Address, AnyAddress, parse_addresses
 from jaxrun.protocol.auth import MAX_FRAME_BYTES, Challenge
 from jaxrun.protocol.codec import MessageDecoder, message_types
 from jaxrun.protocol.connect import HeadAddress
@@ -83,9 +84,12 @@ class RendezvousFile(Struct, frozen=True):
         except (ValueError, RecursionError, UsageError):
             raise self._refusal("its content is not what rank 0 writes") from None
 
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            remove_file(self.path)
+    def remove(self, addresses: Sequence[AnyAddress]) -> None:
+        """Remove the file of the head at these addresses; a file that leads to another head stays."""
+        with contextlib.suppress(OSError, UnavailableError):
+            content = self.read()
+            if content is not None and content.addresses == tuple(addresses):
+                remove_file(self.path)
 
     def _refusal(self, why: str) -> UnavailableError:
         return UnavailableError(

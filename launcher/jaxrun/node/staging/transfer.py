@@ -26,13 +26,16 @@ def pass_on(
 
     Returns how many bytes came. Raises ConnectionError or ProtocolError about another host, OSError about this one.
     """
+    lacked = [one.name for one in contents if copies.find(one.name) is None] if giver is not None else []
     if giver is not None:
-        giver.send_bytes(json.dumps([one.name for one in contents if copies.find(one.name) is None]).encode())
+        giver.send_bytes(json.dumps(lacked).encode())
     wanted = [(taker, json.loads(bytes(taker.receive().payload.body))) for taker in takers]
     nbytes = 0
     for content in contents:
         lacking = [taker.send_bytes for taker, names in wanted if content.name in names]
-        if (copy := copies.find(content.name)) is not None:
+        # The giver sends whatever we lacked, even if another job has copied it to this host meanwhile.
+        copy = None if content.name in lacked else copies.find(content.name)
+        if copy is not None:
             if lacking:
                 write_copy(copy, Archive(send=lacking))
         else:

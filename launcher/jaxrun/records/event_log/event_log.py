@@ -27,6 +27,7 @@ from jaxrun.job_events.actions import (
     RecordClock,
     RecordDivergence,
     RecordLoss,
+    RecordReplacement,
     RecordReturn,
     RecordStraggler,
     RecordTime,
@@ -64,6 +65,7 @@ LoggedMessage = (
     | RecordClock
     | RecordDivergence
     | RecordLoss
+    | RecordReplacement
     | RecordReturn
     | RecordTime
     | Straggler

@@ -10,7 +10,14 @@ from msgspec import Struct, field
 
 from jaxrun.analysis.diagnosis.error_choice import choose_error
 from jaxrun.analysis.lockstep.straggler import Straggler
-from jaxrun.job_events.actions import RecordClock, RecordLoss, RecordReturn, RecordTime, SignalRanks
+from jaxrun.job_events.actions import (
+    RecordClock,
+    RecordLoss,
+    RecordReplacement,
+    RecordReturn,
+    RecordTime,
+    SignalRanks,
+)
 from jaxrun.job_events.events import (
     AgentLost,
     AttemptEnded,
@@ -129,7 +136,8 @@ class AttemptLog(Struct):
 def read_attempts(events: Iterable[LoggedEvent], *, marks_saves: bool = False) -> list[AttemptLog]:
     """Sort the events by attempt and rank; those with values that no process has are left out.
 
-    No event is kept, except those with times of a rank's own clock: the last message about that clock applies to all.
+    No event is kept, except those with times of a rank's own clock: the last message about that clock applies to all,
+    until a spare host takes the place of the rank's.
     `marks_saves`: each saved step becomes a mark of its rank; there may be a million.
     """
     attempts: dict[int, AttemptLog] = {}
@@ -154,14 +162,29 @@ def read_attempts(events: Iterable[LoggedEvent], *, marks_saves: bool = False) -
                 log.has_ended |= isinstance(event.message, _ENDS)
             if not ranks:
                 _add(log, event)
+            if isinstance(event.message, RecordReplacement):
+                own_times = _add_own_times(own_times, [log.ranks.get(rank) for rank in event.message.ranks])
         except (ArithmeticError, ValueError):
             continue
-    for rank, event in own_times:
+    _add_own_times(own_times, [rank for rank, _ in own_times])
+    for log in attempts.values():
+        for rank in log.ranks.values():
+            rank.marks.sort(key=lambda mark: mark.time)
+    return [attempts[number] for number in sorted(attempts)]
+
+
+def _add_own_times(
+    events: Iterable[tuple[RankLog, LoggedEvent]], ranks: Iterable[RankLog | None]
+) -> list[tuple[RankLog, LoggedEvent]]:
+    """Add what the events of these ranks say by their own clocks; returns the others."""
+    known, rest = {id(rank) for rank in ranks}, []
+    for rank, event in events:
+        if id(rank) not in known:
+            rest.append((rank, event))
+            continue
         with contextlib.suppress(ArithmeticError, ValueError):
             _add_own_time(rank, event)
-    for rank in {id(rank): rank for rank, _ in own_times}.values():
-        rank.marks.sort(key=lambda mark: mark.time)
-    return [attempts[number] for number in sorted(attempts)]
+    return rest
 
 
 def _add_save(log: AttemptLog, event: LoggedEvent, message: CheckpointSaved, marks_saves: bool) -> None:
@@ -231,6 +254,9 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
             log.reported_at = log.reported_at if message.listening else time
             if event.attempt > 1:
                 log.marks.append(Moment(time, f"attempt {event.attempt}", message.reason))
+        case RecordReplacement():
+            log.agents = {**log.agents, **message.agents}
+            log.marks.append(Moment(time, f"{message.spare} takes the place of {message.lost}"))
         case AttemptEnded():
             log.outcome, log.ended_with, log.log = message.headline, message.outcome, message.log
             log.details = tuple(filter(None, (message.divergence, *message.details)))
@@ -243,7 +269,7 @@ def _add(log: AttemptLog, event: LoggedEvent) -> None:
         case Preloaded():
             log.preloaded.append(message)
         case StartFailed():
-            log.marks.append(Moment(time, "cannot be started", message.text, is_failure=True))
+            log.marks.append(Moment(time, "cannot be started", message.sentence, is_failure=True))
         case LauncherSignalled():
             log.marks.append(Moment(time, f"{format_signal(message.signum)} to jaxrun"))
         case SignalRanks():

@@ -196,6 +196,7 @@ class Output:
 
     def show_debugger(self, text: str) -> None:
         """Show a debugger's text at once and without a prefix, because it may be a prompt."""
+        self._show_held()
         self._debugger_screen.write(
             self._debugger_screen.interleaver.render(self, b"", text.encode(errors="backslashreplace"))
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -156,16 +156,30 @@ def _check_latest(latest: Path) -> None:
         )
 
 
-def find_requeued(request: Path | None, base: Path, requeue_id: str) -> Path | None:
+def find_requeued(request: Path | None, base: Path, requeue_id: str, program: Sequence[str]) -> Path | None:
     """The directory that an earlier launcher of the same job has left: `request`, or in `base`; None for the first.
 
-    A job that has ended well does not continue.
+    One batch script may run several commands, so a directory in `base` is of the same `program`: with the same
+    arguments, if there is one, since they may also change from start to start. A job that has ended well does not
+    continue.
     """
     candidates = [request] if request is not None else sorted((base / COLLECTION_DIR).glob("*"), reverse=True)
-    found = (path for path in candidates if not path.is_symlink() and read_plan(path).requeue_id == requeue_id)
-    path = next(found, None)
-    last = read_verdict(path) if path is not None else None
-    return None if last is not None and last.exit_code == 0 else path
+    found = None
+    for path in (path for path in candidates if not path.is_symlink()):
+        plan = read_plan(path)
+        if plan.requeue_id != requeue_id or (request is None and plan.program[:1] != tuple(program[:1])):
+            continue
+        found = found or path
+        if plan.program == tuple(program):  # no other directory need be read
+            found = path
+            break
+    return None if found is not None and has_ended_well(found) else found
+
+
+def has_ended_well(run_dir: Path) -> bool:
+    """Whether the verdict on the job of this run directory is that it has ended with 0."""
+    last = read_verdict(run_dir)
+    return last is not None and last.exit_code == 0
 
 
 def continue_job(
@@ -174,14 +188,18 @@ def continue_job(
     """Open the run directory for the job's next attempt, without its last verdict, for that was not the last.
 
     Returns the number of the attempt, and the verdicts on the earlier ones, too. `claim` is called before anything in
-    it is read or changed.
+    it is read or changed; its exceptions are raised.
     Raises UsageError if it cannot be written.
     """
     try:
         directory = RunDir(path, open_own_directory(path), events=OLD_FILE)
     except OSError as error:
         raise unusable(path, error) from None
-    claim(directory)
+    try:
+        claim(directory)
+    except BaseException:
+        directory.close()
+        raise
     last = read_verdict(path)
     attempt = 2
     while attempt_directory(path, attempt).exists():

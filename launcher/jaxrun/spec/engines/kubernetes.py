@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from jaxrun.errors import EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_USAGE, UsageError
+from jaxrun.errors import EXIT_NO_PLACE, EXIT_NOT_UNIFORM, EXIT_PREEMPTED, EXIT_USAGE, UsageError
 from jaxrun.protocol.names import HEAD, HOSTS, TOKEN
 from jaxrun.spec.backends.generated_files import MARK
 from jaxrun.spec.engines.engine import Engine
@@ -131,20 +131,27 @@ def _jobset(job: Job, name: str, job_spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _job_spec(job: Job, name: str, of_secret: Mapping[str, str]) -> dict[str, Any]:
     hosts = job.hosts or 1
+    fails = {"action": "FailJob", "onExitCodes": _exit_codes(EXIT_USAGE, EXIT_NOT_UNIFORM)}
+    disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    # Pods for which the job has no rank end with EXIT_NO_PLACE: those in the place of lost ones, or left out.
+    has_others = job.keep_survivors or job.min_hosts is not None
+    uncounted = (EXIT_NO_PLACE, EXIT_PREEMPTED) if has_others else (EXIT_PREEMPTED,)
+    ignored = {"action": "Ignore", "onExitCodes": _exit_codes(*uncounted)}
+    # After a failure that jaxrun itself cannot repair, all pods end, and each of them counts.
+    backoff, rules = 0 if job.jobset else hosts * job.max_restarts, [fails, disrupted, ignored]
+    # The job may end well without some of its pods, but not without the head's.
+    success = {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if job.keep_survivors else {}
+    if job.keep_survivors and not job.max_restarts:
+        # Each lost pod counts once, and so does each of the others if the job then fails: hosts in all, one too many.
+        backoff, rules = hosts - 1, [fails, ignored]
     return {
         "completionMode": "Indexed",
         "completions": hosts,
         "parallelism": hosts,
-        # After a failure that jaxrun itself cannot repair, all pods end, and each of them counts.
-        "backoffLimit": 0 if job.jobset else hosts * job.max_restarts,
+        "backoffLimit": backoff,
+        **success,
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "FailJob", "onExitCodes": _exit_codes(EXIT_USAGE, EXIT_NOT_UNIFORM)},
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "Ignore", "onExitCodes": _exit_codes(EXIT_PREEMPTED)},
-            ]
-        },
+        "podFailurePolicy": {"rules": rules},
         "template": {"metadata": {"labels": _labels(name)}, "spec": _pod_spec(job, name, of_secret)},
     }
 

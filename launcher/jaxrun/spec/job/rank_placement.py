@@ -2,6 +2,7 @@
 
     --exclude-hosts, --quarantine ──▶ left_out ──▶ the backend ──▶ hosts, spares, agents of the first attempt
     each later attempt:  use_spares ──▶ leave_out_lost ──▶ take_back ──▶ assign_agents
+    within an attempt:   replace_host, while the ranks on the other hosts go on
 
 supervisor/next_attempt_hosts.py decides which hosts are lost, and which are back.
 """
@@ -127,13 +128,37 @@ def assign_agents(
         ranks_of.setdefault(host, []).append(rank)
     agents: dict[AgentId, tuple[int, ...]] = {}
     for host, ranks in ranks_of.items():
-        on_host = by_host.pop(host, [])
-        count = min(len(on_host), len(ranks))
-        if not on_host or (count < len(ranks) and not share):
+        if not (on_host := _divide(ranks, by_host.pop(host, []), share=share)):
             return None
-        for index, agent in enumerate(on_host[:count]):
-            agents[agent] = tuple(ranks[index * len(ranks) // count : (index + 1) * len(ranks) // count])
+        agents |= on_host
     return agents | {agent: () for spare in spares for agent in by_host.get(spare, ())}
+
+
+def replace_host(
+    placement: Placement, lost: str, waiting: Mapping[AgentId, str], *, share: bool = False
+) -> Placement | None:
+    """Let a spare host take all ranks of a lost one, with the agents that wait there; None if none has enough agents.
+
+    `waiting` has these agents and their hosts; `share` is as in `assign_agents`.
+    """
+    ranks = [rank for rank, host in enumerate(placement.hosts) if host == lost]
+    for spare in placement.spares:
+        on_spare = sorted(agent for agent, host in waiting.items() if host == spare)
+        if taken := _divide(ranks, on_spare, share=share):
+            others = [host for host in placement.spares if host != spare]
+            placed = use_spares(replace(placement, spares=(spare, *others)), {lost})
+            kept = {agent: own for agent, own in placement.agents.items() if set(own).isdisjoint(ranks)}
+            return replace(placed, agents={**kept, **taken})
+    return None
+
+
+def _divide(ranks: Sequence[int], agents: Sequence[AgentId], *, share: bool) -> dict[AgentId, tuple[int, ...]]:
+    """Divide the ranks of a host among its agents; empty if these are too few."""
+    size, count = len(ranks), min(len(agents), len(ranks))
+    if count < size and not share:
+        return {}
+    bounds = [(index * size // count, (index + 1) * size // count) for index in range(count)]
+    return {agent: tuple(ranks[start:stop]) for agent, (start, stop) in zip(agents, bounds, strict=False)}
 
 
 # ---- for people

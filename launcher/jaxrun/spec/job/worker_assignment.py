@@ -85,16 +85,18 @@ def assign_workers(plan: Plan, reports: Reports, settings: LauncherSettings) -> 
     )
 
 
-def prepare_workers(
-    plan: Plan, host: Sequence[AgentReport], reports: Reports, settings: LauncherSettings
+def assign_on_host(
+    plan: Plan, host: Sequence[Reported], reports: Reports, settings: LauncherSettings
 ) -> list[StartWorker]:
-    """Return what agents on a spare host prepare for, once the reports of the ranks are complete.
+    """Return what agents on one host start while ranks on others run, or prepare for while they wait on a spare one.
+
+    host:     the ranks that they get, with their agents' reports; while they wait, any numbers instead of ranks
+    reports:  of all ranks
 
     Raises NotUniformError if no rank can run there.
     """
-    members = [(int(report.agent), report) for report in host]  # they have no ranks yet
     interface = reachable_address(reports[0], reports.values())
-    return [start for _, start in _starts(plan, members, _lay_out(plan, members, settings), interface, settings)]
+    return [start for _, start in _starts(plan, host, _lay_out(plan, host, settings), interface, settings)]
 
 
 def group_by_host(reports: Iterable[tuple[Number, AgentReport]]) -> list[list[tuple[Number, AgentReport]]]:
