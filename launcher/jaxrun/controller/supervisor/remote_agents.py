@@ -43,6 +43,7 @@ from jaxrun.controller.supervisor.kept_record import KeptRecord
 from jaxrun.controller.supervisor.launch_process import LaunchProcess
 from jaxrun.controller.supervisor.losses import ATTACHED_GRACE_S, LossWatch
 from jaxrun.controller.supervisor.remote_output import RemoteOutput
+from jaxrun.controller.supervisor.spare_agents import SpareAgents
 from jaxrun.controller.supervisor.supervision import Supervision
 from jaxrun.controller.supervisor.transport import (
     AgentConnection,
@@ -102,7 +103,7 @@ from jaxrun.protocol.job_record import JobRecord
 from jaxrun.protocol.stop_messages import CheckpointSaved
 from jaxrun.protocol.worker_messages import Failed, Run
 from jaxrun.spec.job.plan import Plan
-from jaxrun.text import UNKNOWN_HOST, format_ranks
+from jaxrun.text import format_ranks
 
 if TYPE_CHECKING:
     from jaxrun.controller.supervisor.launcher_staging import Staged
@@ -180,6 +181,14 @@ class RemoteAgents:
         self._launch = launched.launch
         # Someone else started this process beside the agents, and sends it the signals that they get.
         self._attached = self._launch.command.attached
+        self._spares = SpareAgents(
+            self._roster,
+            self._transport,
+            registry,
+            self._launch.command,
+            shared.output.print_line,
+            by_hand=plan.is_started_by_hand,
+        )
         self._search = None
         if not plan.is_started_by_hand:
             self._search = HostSearch(head.loop, clock, plan, shared.environ, agents.commands, shared.guard)
@@ -422,7 +431,8 @@ class RemoteAgents:
         seat = self._roster.seats.get(agent)
         if seat is not None and not seat.ranks:
             if isinstance(message, AgentReport):
-                self._on_spare_report(link, message)
+                self._head.record(SpareReported(agent, message.host, message.pid))
+                self.execute(self._spares.add(link, message))
             elif isinstance(message, AgentSignalled) and self._plan.is_started_by_hand:
                 self.execute(self._roster.go(link, f"it was ended by {message.signum.name}"))
                 self._send_last(link, Shutdown(EXIT_SIGNAL_BASE + message.signum))
@@ -445,7 +455,7 @@ class RemoteAgents:
                 self._head.handle(event)  # may record that this host takes the place of another, with another clock
                 for rank in self._roster.ranks_of(event.agent):
                     self._head.record(RecordClock(rank, offset))
-                self._prepare_spares()
+                self._spares.prepare()
             case _:
                 self._head.handle(event)
 
@@ -490,43 +500,6 @@ class RemoteAgents:
         """The command that starts an agent on a spare host has failed."""
         self.execute(self._roster.lose(agent, reason))
 
-    def _on_spare_report(self, link: LinkId, report: AgentReport) -> None:
-        self._head.record(SpareReported(report.agent, report.host, report.pid))
-        reason = report.check_failure and f"failed --host-check: {report.check_failure}"
-        try:
-            self._registry.check_installation(report)
-            if not self._launch.command.agent_hosts:
-                self._registry.check_command(report)
-        except (UnavailableError, NotUniformError) as error:
-            reason = reason or str(error)
-        if reason and self._plan.is_started_by_hand:
-            self._output.print_line(f"jaxrun: {report.host} cannot be taken back: {reason}")
-            self.execute(self._roster.turn_away(link, f"the job cannot use {report.host}: {reason}"))
-            return
-        self._roster.add_report(report, unusable=reason)
-        if reason:
-            self._output.print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
-        self._prepare_spares()
-
-    def _prepare_spares(self) -> None:
-        """Tell the agents of each spare host what they have to prepare for, once, as soon as that is known."""
-        if not self._registry.complete or not self._launch.command.agent_hosts:
-            return
-        by_host: dict[str, list[Seat]] = {}
-        for seat in self._roster.waiting():
-            by_host.setdefault(seat.host, []).append(seat)
-        for seats in by_host.values():
-            reports = [seat.report for seat in seats if seat.report is not None and seat.state is SeatState.SPARE]
-            if len(reports) < len(seats) or all(seat.is_prepared for seat in seats):
-                continue
-            self._roster.mark_prepared(seat.agent for seat in seats)
-            try:
-                prepared = self._registry.prepare(reports)
-            except NotUniformError:  # the attempt in which it gets a rank reports why
-                continue
-            for seat, start in zip(seats, prepared, strict=True):
-                self._transport.send(self._roster.links_of((seat.agent,)), StartWorkers((start,), waits=True))
-
     # ---- agents, hosts and the launch command go away
 
     def _drop_silent(self) -> None:
@@ -546,10 +519,7 @@ class RemoteAgents:
             self._losses.hold(AgentLost(agent, why), ask=False)
             return
         self._head.record(SpareLost(agent, seat.host, why))
-        if seat.host == UNKNOWN_HOST:  # it has not reported, so nobody knows of it
-            return
-        if sum(one.host == seat.host and one.state is SeatState.LOST for one in self._roster.waiting()) == 1:
-            self._output.print_line(f"jaxrun: spare host {seat.host} is lost: {why}")
+        self._spares.print_loss(seat.host, why)
 
     def _explain_losses(self) -> None:
         """Tell the head why agents have ended, once it is known which hosts are alive."""
