@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster_fixture import HOSTS, UNTIL_GO, Bed, Job, JobRunner
-from harness import Result, extended, wait_until, write_fake_runtime
+from harness import Result, extended, kill, wait_until, write_fake_runtime
 from launch_modes import (
     INTEL,
     LAUNCHED,
@@ -104,9 +104,7 @@ def test_a_job_is_started_again(bed: Bed, tmp_path: Path, engine: Engine, victim
 def test_a_job_whose_launch_command_is_killed_is_started_again(bed: Bed, tmp_path: Path, engine: Engine) -> None:
     with started(bed, engine, tmp_path) as job:
         job.wait_for_output("ready", count=3)
-        for one in bed.job_processes():
-            if one.command in (*MPIRUN, "srun"):
-                os.kill(one.pid, signal.SIGKILL)
+        kill(one.pid for one in bed.job_processes() if one.command in (*MPIRUN, "srun"))
         result = job.result()
         job.gone()
     assert result.code == 0 and "was killed by SIGKILL (9) before the job was over" in result.err, result

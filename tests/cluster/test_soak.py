@@ -107,6 +107,7 @@ def command(engine: Engine | None, hosts: tuple[str, ...], *words: str) -> tuple
 def strike(bed: Bed, job: Job, faults: Faults) -> None:
     """Do to h2 what it is to suffer, once its program runs."""
     job.wait_for_event("DeviceReport", RANKS)
+    job.wait_for_event("SpareReported")
     time.sleep(faults.after)
     bed.run(faults.host, "h2")
 

@@ -123,6 +123,7 @@ def test_a_spare_host_gets_its_copy_when_it_takes_a_place(bed: Bed, tmp_path: Pa
     words = ("--stage", str(tmp_path / "src"), "--max-restarts", "1", "--spares", "1", "by_hand.py", *[code + ends] * 2)
     with started(bed, LaunchMode(SLURM, LAUNCHED), tmp_path, *words) as job:
         job.wait_for_output("copy", 2)
+        job.wait_for_event("SpareReported")
         assert copies(bed, "h3") == []
         bed.run("off", "h2")
         result = job.result()
