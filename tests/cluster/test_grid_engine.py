@@ -91,8 +91,7 @@ def test_a_rank_that_fails_on_another_host_is_named_and_its_status_is_the_jobs(c
 def test_a_deleted_job_leaves_nothing_on_any_host_and_is_said_to_be_over(cell: Bed, tmp_path: Path) -> None:
     with submitted(cell, tmp_path, *TWO) as job:
         job.wait_for_output("ready", count=2)
-        number = re.search(r"submitted job (\d+)", (tmp_path / "err").read_text())
-        assert number
+        number = job.wait_until(lambda: re.search(r"submitted job (\d+)", (tmp_path / "err").read_text()), "its number")
         cell.inside("ctl", "qdel", number[1])
         result = job.result()
         job.gone()

@@ -105,16 +105,17 @@ def test_a_crash_shows_where_python_was(runner: JobRunner) -> None:
 
 @row("stuck: SIGQUIT shows stacks, `--timeout` ends it", *ANY)
 def test_the_stacks_of_all_hosts_are_shown_on_sigquit_and_where_the_time_is_over(runner: JobRunner) -> None:
+    stacks = re.compile(r"3 ranks, 1 group\n +3 ranks +0-2 .*worker_by_hand\.py:\d+ live")
     with runner.by_hand("--timeout", "12") as job:
         job.wait_for_output("ready")
         os.kill(job.launcher(), signal.SIGQUIT)
-        job.wait_until(lambda: "3 ranks, 1 group\n" in job.result(timeout=0).err, "stacks")
+        job.wait_until(lambda: stacks.search(job.result(timeout=0).err), "stacks")
         shown = job.result(timeout=0).err
         result = job.result()
         job.gone()
     assert exit_code(runner, result) == 124
     for text in (shown, result.err.removeprefix(shown)):
-        assert re.search(r"3 ranks +0-2 .*worker_by_hand\.py:\d+ live", text), result
+        assert stacks.search(text), result
 
 
 @row("Ctrl-C", *SOME, SSH, always=BASIC)
@@ -154,9 +155,10 @@ def test_sigterm_by_the_scheduler_is_named_as_such(runner: JobRunner) -> None:
         cancel(runner)
         result = job.result()
         job.gone()
-    # It leaves a process a quarter of a second from SIGTERM to SIGKILL.
+    # It leaves a process a quarter of a second from SIGTERM to SIGKILL: a head that has said nothing was killed before.
     if runner.mode == LaunchMode(OPEN_MPI_5, ATTACHED):
-        assert result.code != 0 and re.search(r"SIGTERM: .*stopping 3 ranks", result.err), result
+        says_nothing = result.err.endswith("jaxrun: run dir run\n")
+        assert result.code != 0 and (says_nothing or re.search(r"SIGTERM: .*stopping 3 ranks", result.err)), result
     else:
         assert exit_code(runner, result) == 143 and "interrupted by SIGTERM" in result.err, result
 

@@ -165,9 +165,10 @@ def test_each_rank_has_a_row_with_its_host_and_the_late_one_comes_first(
         def is_late() -> bool:
             nonlocal text
             text = job.bed.inside(MPIRUN.host, PYTHON, "-m", "jaxrun", "top", str(job.run_dir))
-            return bool(re.search(r"^! 1 ", text, re.MULTILINE))
+            waits = re.findall(r"^  \d +h\d +waits ", text, re.MULTILINE)  # not late themselves
+            return len(waits) == 2 and bool(re.search(r"^! 1 ", text, re.MULTILINE))
 
-        job.wait_until(is_late, "rank that is late")
+        job.wait_until(is_late, "rank for which the others wait")
         rows = [line.split() for line in text.splitlines() if re.match(r"[! ] \d", line)]
         assert [row[:4] for row in rows[:1]] == [["!", "1", "h2", "sleeps"]]
         assert [row[:3] for row in rows[1:]] == [["0", "h1", "waits"], ["2", "h3", "waits"]], text

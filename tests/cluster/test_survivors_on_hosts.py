@@ -163,7 +163,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one_while_the_others_go_on(
         command[1:1] = ["--no-kill"]
     with bed.typed(mode.host, *command, directory=tmp_path, env=ssh_env(engine)) as job:
         job.wait_for_output("ready", count=2 * each)
-        job.wait_for_event("SpareReported", each)
+        job.wait_for_event("SpareReported")
         bed.run("off", HOSTS[1])
         result = job.result()
         job.gone()

@@ -73,14 +73,14 @@ class Kernel:
         started = self.run("%load_ext jaxrun\n%gang -n 2\ngang['known'] = True")
         assert not started.error, started
 
-    def run(self, source: str, on_asleep: Callable[[], None] | None = None) -> Shown:
-        """Execute a cell; `on_asleep` is called once when it has printed "asleep"."""
+    def run(self, source: str, on_asleep: Callable[[], None] | None = None, asleep: str = "asleep") -> Shown:
+        """Execute a cell; `on_asleep` is called once when it has shown this text."""
         outputs: list[dict[str, Any]] = []
         waiting = [] if on_asleep is None else [on_asleep]
 
         def take(message: Mapping[str, Any]) -> None:
             outputs.append({"output_type": message["msg_type"], **message["content"]})
-            if waiting and "asleep" in _shown(outputs).text:
+            if waiting and asleep in _shown(outputs).text:
                 waiting.pop()()
 
         self._client.execute_interactive(source, output_hook=take, timeout=TIME_LIMIT, stop_on_error=False)

@@ -179,10 +179,13 @@ mapped = mmap.mmap(file.fileno(), 4096)
 {then}
 os.kill(os.getpid(), 9)
 """
-IMPORTS, WITHOUT_MPI4PY = "send(MpiImported(rank)); time.sleep(0.3)", "time.sleep(3)"
+IMPORTS = """send(MpiImported(rank))
+while '"type":"MpiImported"' not in open("run/events.jsonl").read():  # its agent has looked at its memory by then
+    time.sleep(0.01)"""
+WITHOUT_MPI4PY = "time.sleep(3)"
 
 
-@pytest.mark.parametrize("then", [IMPORTS, extended(WITHOUT_MPI4PY)])
+@pytest.mark.parametrize("then", [pytest.param(IMPORTS, id="mpi4py"), extended(WITHOUT_MPI4PY, id="another MPI")])
 def test_what_a_rank_of_mpich_had_mapped_is_removed_once_it_is_killed(run_job, then):
     path = Path(f"/dev/shm/mpich_shm_{os.urandom(4).hex()}_0")
     try:

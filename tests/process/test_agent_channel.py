@@ -36,12 +36,27 @@ from jaxrun_runtime.agent_channel import AgentChannel, AgentDisconnected
 from jaxrun_runtime.live_ranks import LiveRanksClient
 
 
+class Poll:
+    """Waits as the worker's end does; the alarm of `_interrupt` comes once it waits."""
+
+    alarm_s = 0.0
+
+    def __init__(self, real):
+        self._real = real
+
+    def poll(self, *timeout):
+        if self.alarm_s and not timeout and not self._real.poll(0):
+            signal.setitimer(signal.ITIMER_REAL, self.alarm_s)
+        return self._real.poll(*timeout)
+
+
 @pytest.fixture
 def channel():
     """(the agent's end, the worker's, the number of the latter's descriptor)"""
     ours, theirs = socket.socketpair()
     number = theirs.detach()
     link = AgentChannel(number)
+    link._poll = Poll(link._poll)
     with ours, link._socket:
         yield ours, link, number
 
@@ -171,15 +186,15 @@ def test_a_thread_that_waits_behind_another_notices_the_agents_end_too(ends):
 
 
 def _interrupt(wait, error=KeyboardInterrupt):
-    """End this wait after a moment, by a signal handler that raises."""
+    """End this wait a moment after it has begun, by a signal handler that raises."""
 
     def interrupt(*_):
         raise error
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with pytest.raises(error):
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
+            patch.setattr(Poll, "alarm_s", 0.1)
             wait()
     finally:
         signal.signal(signal.SIGALRM, before)

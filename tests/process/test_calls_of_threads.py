@@ -62,7 +62,9 @@ def test_a_result_that_is_on_its_way_arrives_before_the_call_ends(gang, monkeypa
 
 
 @pytest.mark.parametrize("error", [None, KeyError("mine")])
-def test_a_first_interrupt_while_the_call_ends_stops_no_gang(gang, error):
+def test_a_first_interrupt_while_the_call_ends_stops_no_gang(gang, monkeypatch, error):
+    monkeypatch.setattr(call_module, "INTERRUPT_TIMEOUT_S", 60.0)
+
     def interrupt():
         gang.on_interrupt = lambda: None
         threading.Thread(target=lambda: [rank.returns() for rank in gang.ranks]).start()

@@ -45,9 +45,11 @@ _PROLOGUE = """
 import json, os, socket
 import jax
 job = os.environ["JAX_COORDINATOR_ADDRESS"]
+held = socket.socket()  # so that nobody else gets the port
+held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    held.bind(("127.0.0.1", 0))
+    return held.getsockname()[1]
 """
 _EPILOGUE = """
 print(json.dumps([jax.process_count(), jax.distributed.is_initialized()]))

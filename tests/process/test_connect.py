@@ -2,10 +2,12 @@
 
 import contextlib
 import gc
+import itertools
 import socket
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -171,7 +173,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize(("serve", "text"), STRANGERS.values(), ids=STRANGERS)
-@pytest.mark.usefixtures("one_round")
+@pytest.mark.usefixtures("one_round", "no_stagger")
 def test_a_stranger_on_the_first_address_is_skipped_and_the_error_says_how_it_answered(listen, serve, text):
     stranger, right = listen(serve), listen(head)
     assert reach(stranger.address, right.address) == right.address.port
@@ -204,7 +206,8 @@ def test_a_head_that_listens_later_is_found_also_beside_a_dead_address(listen, c
 
 def test_the_heads_address_may_become_known_later(listen):
     right = listen(head)
-    addresses = iter([None, HeadAddress(TOKEN, ()), HeadAddress(TOKEN, (right.address,))])
+    known = itertools.repeat(HeadAddress(TOKEN, (right.address,)))
+    addresses = itertools.chain([None, HeadAddress(TOKEN, ())], known)
     found = connect(lambda: next(addresses), 0, 60.0)
     found.connection.close()
 
@@ -221,6 +224,7 @@ def test_a_name_that_resolves_later_is_looked_up_in_each_round(listen, monkeypat
 
     monkeypatch.setattr(connect_module.addresses, "resolve", resolve)
     monkeypatch.setattr(connect_module, "_ROUND_PAUSE_S", 0.01)
+    monkeypatch.setattr(connect_module, "_FIRST_ROUND_S", FOR_EVER_S)
     found = HeadAddress(TOKEN, (Address("pod-0.jobs", server.address.port),))
     connect(lambda: found, 1, 60.0, on_failed_round=said.append).connection.close()
     assert lookups == [found.addresses[0]] * 3
@@ -233,9 +237,13 @@ def test_without_an_address_the_error_says_where_it_was_looked_for():
 
 
 def test_every_address_is_in_the_error_and_the_time_limit_holds(closed, blackhole, monkeypatch):
+    began, tried, start = time.monotonic(), [], connect_module._start_connecting
     monkeypatch.setattr(connect_module, "_FIRST_ROUND_S", FOR_EVER_S)
-    began = time.monotonic()
-    text = fail(closed, blackhole, Address("host.invalid", 9), timeout=1.5)
+    monkeypatch.setattr(connect_module, "_start_connecting", lambda address: tried.append(address) or start(address))
+    # The time stands still until the last one is tried, which alone is silent.
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() if blackhole in tried else began, sleep=time.sleep)
+    monkeypatch.setattr(connect_module, "time", clock)
+    text = fail(closed, Address("host.invalid", 9), blackhole, timeout=1.5)
     assert 1.2 < time.monotonic() - began < 60
     assert f"{closed} refuses connections" in text
     assert f"{blackhole} has not answered yet" in text

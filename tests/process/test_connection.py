@@ -398,9 +398,9 @@ def test_both_ends_of_a_connection_over_tcp_have_tags_and_messages_pass():
     agent = Connection(client, HEAD_TO_AGENT, connected.tags)
     for number in range(3):
         head.send(SignalWorker(number))
-        assert agent.receive() == [SignalWorker(number)]
+        assert receive(agent) == [SignalWorker(number)]
         agent.send(WorkerSpawned(3, number))
-        assert head.receive() == [WorkerSpawned(3, number)]
+        assert receive(head) == [WorkerSpawned(3, number)]
     head.close()
     agent.close()
 

@@ -9,7 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jsonschema
@@ -79,13 +79,19 @@ def top(run_dir):
 
 
 def threads(pid):
-    return {path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")}
+    found = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/comm"):
+        with suppress(OSError):  # it has ended meanwhile
+            found.add(path.read_text().strip())
+    return found
 
 
 def listening(pid):
     """The TCP ports at which a process listens."""
-    found = set()
-    inodes = {path.readlink().name for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    found, inodes = set(), set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            inodes.add(path.readlink().name)
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         columns = line.split()
         if columns[3] == "0A" and f"socket:[{columns[9]}]" in inodes:

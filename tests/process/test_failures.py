@@ -63,7 +63,7 @@ def test_a_crash_of_rank_0_keeps_its_output_and_shows_where_python_was_without_n
     assert len((result.run_dir / "rank-0000.out").read_text()) == 300_005
     assert [line for line in result.err.splitlines() if line.startswith("[1]")] == []
     log = (result.run_dir / "rank-0001.err").read_text()
-    assert "Terminating process because the JAX distributed service" in log or log == ""  # it was killed before
+    assert "coordination service" in log or log == ""  # it was killed before it said so, or between two lines of that
 
 
 @pytest.mark.extended
@@ -188,7 +188,7 @@ def test_a_stall_is_reported_with_its_cause_and_signals_reach_the_ranks_meanwhil
 
 LIVES = """
 import time
-until = time.monotonic() + 4
+until = time.monotonic() + 8
 while time.monotonic() < until:
     print("here", flush=True)
     time.sleep(0.3)
@@ -197,5 +197,5 @@ while time.monotonic() < until:
 
 @pytest.mark.extended
 def test_output_is_a_sign_of_life(tmp_path: Path, script) -> None:
-    result = jaxrun(tmp_path, "-n", "1", "--stall-timeout", "3", str(script(LIVES)))
+    result = jaxrun(tmp_path, "-n", "1", "--stall-timeout", "7", str(script(LIVES)))
     assert result.code == 0 and "no output" not in result.err, result

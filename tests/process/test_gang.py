@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import sys
 import threading
@@ -258,8 +259,11 @@ def open_with_launcher():
     """The sockets that this rank shares with its launcher, and whether it holds what that prints to."""
 
     def links(pid):
-        names = [name for name in os.listdir(f"/proc/{pid}/fd") if os.path.islink(f"/proc/{pid}/fd/{name}")]
-        return {name: os.readlink(f"/proc/{pid}/fd/{name}") for name in names}
+        found = {}
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found[name] = os.readlink(f"/proc/{pid}/fd/{name}")
+        return found
 
     own, of_launcher = set(links("self").values()), links(os.getppid())
     return {name for name in own & set(of_launcher.values()) if name.startswith("socket:")}, of_launcher["2"] in own

@@ -15,12 +15,15 @@ import jaxrun
 from jaxrun.frontends.gang.call_events import RankMessage, Returned
 from jaxrun.frontends.gang.gang_job import check_start
 from jaxrun.frontends.gang.spec import GangSpec
+from jaxrun.frontends.notebook import completion
 from jaxrun.frontends.notebook.completion import complete_name
 
 
 @pytest.fixture(scope="module")
 def lasting():
-    with jaxrun.Gang(processes=2) as made:
+    with pytest.MonkeyPatch.context() as patch, jaxrun.Gang(processes=2) as made:
+        for name in ("call._VERDICT_TIMEOUT_S", "gang_job._SHUTDOWN_TIMEOUT_S"):
+            patch.setattr(f"jaxrun.frontends.gang.{name}", 60.0)  # for the launcher to say who died, however slow it is
         yield made
 
 
@@ -102,8 +105,7 @@ def test_a_rank_that_is_killed_between_two_calls(lasting, capsys):
     rebuilt(lasting, capsys, "between two calls, rank 1 of 2 was killed by SIGKILL (9), as its gang asked")
 
 
-def test_a_launcher_that_is_killed_is_blamed_at_once(lasting, capsys, monkeypatch):
-    monkeypatch.setattr("jaxrun.frontends.gang.call._VERDICT_TIMEOUT_S", 60.0)
+def test_a_launcher_that_is_killed_is_blamed_at_once(lasting, capsys):
     began = time.monotonic()
     with pytest.raises(jaxrun.WorkerDied) as caught, lasting.start_call(time.sleep, 60) as call:
         os.kill(psutil.Process(lasting.workers[0].pid).ppid(), signal.SIGKILL)
@@ -113,9 +115,11 @@ def test_a_launcher_that_is_killed_is_blamed_at_once(lasting, capsys, monkeypatc
     rebuilt(lasting, capsys, "ended")
 
 
-def test_a_rank_that_does_not_answer_the_tab_key_keeps_its_variables(lasting):
+def test_a_rank_that_does_not_answer_the_tab_key_keeps_its_variables(lasting, monkeypatch):
     lasting["losses"] = 7
-    assert complete_name(lasting, "los") == ["losses"]
+    with monkeypatch.context() as patient:
+        patient.setattr(completion, "_ASK_TIMEOUT_S", 60.0)
+        assert complete_name(lasting, "los") == ["losses"]
     lasting.pause(1)
     try:
         assert complete_name(lasting, "los") == [] and lasting.healthy
@@ -123,6 +127,7 @@ def test_a_rank_that_does_not_answer_the_tab_key_keeps_its_variables(lasting):
     finally:
         os.kill(lasting.workers[1].pid, signal.SIGCONT)
     assert lasting["losses"] == (7, 7)
+    monkeypatch.setattr(completion, "_ASK_TIMEOUT_S", 60.0)
     assert complete_name(lasting, "los") == ["losses"]
 
 

@@ -105,7 +105,7 @@ def test_ctrl_c_while_results_arrive_or_an_earlier_call_is_waited_for_leaves_the
     running = session(f"""{_INTERRUPTED}
 class Slow:
     def __reduce__(self):  # goes on once the caller has waited in vain
-        open("packing", "w").close()
+        open(f"packing-{{os.getpid()}}", "w").close()
         while not os.path.exists("go"):
             time.sleep(0.01)
         return str, ("slow",)
@@ -124,7 +124,7 @@ try:
 except KeyboardInterrupt:
     print("caught", gang.run(rank), flush=True)
 """)
-    wait_until((tmp_path / "packing").exists, "the packing of the result")
+    wait_until(lambda: len(list(tmp_path.glob("packing-*"))) == 2, "the packing of both results")
     running.interrupt()
     running.wait_for("caught True ((2, 2), (2, 2)) True")
     running.wait_for("[1] asleep")

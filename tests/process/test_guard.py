@@ -169,11 +169,12 @@ def test_a_launch_command_can_clean_up_before_it_is_killed(tmp_path, added):
     script = f"trap 'touch {cleaned}; exit' TERM; touch {ready}; while :; do sleep 0.05; done"
     code = f"""
 import os, time
-from jaxrun.node.agent.guard import Guard
-guard = Guard(launch_mark="X=1")
+from jaxrun.node.agent import guard
+guard._TERM_GRACE_S = 60.0  # however long the machine stands still
+made = guard.Guard(launch_mark="X=1")
 pid = os.posix_spawn("/bin/sh", ["sh", "-c", {script!r}], {{"X": "1"}}, setsid=True)
 if {added}:
-    guard.add(pid)
+    made.add(pid)
 while not os.path.exists({str(ready)!r}):
     time.sleep(0.01)
 os.kill(os.getpid(), 9)

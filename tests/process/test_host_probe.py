@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from harness import TIME_LIMIT, is_dropped, wait_until
 
+from jaxrun.node.agent import host_probe
 from jaxrun.node.agent.host_probe import PeerServer, collect_facts, probe_peers, try_to_write
 from jaxrun.protocol.auth import new_token, peer_token
 from jaxrun.protocol.probe_messages import ProbePeers
@@ -33,7 +34,8 @@ def order(*ports):
     return ProbePeers(addresses, {0: "localhost", 1: "no-such-host.invalid"})
 
 
-def test_peers_are_reached_by_an_interface_or_not_for_a_reason():
+def test_peers_are_reached_by_an_interface_or_not_for_a_reason(monkeypatch):
+    monkeypatch.setattr(host_probe, "_LOOKUP_TIMEOUT_S", 60.0)
     with ExitStack() as stack:
         servers = [stack.enter_context(serving()) for _ in range(3)]
         stranger = stack.enter_context(serving("another token"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -61,8 +62,9 @@ def test_only_the_launcher_holds_the_listening_socket(running: Job) -> None:
     holders = []
     for process in (launcher, *launcher.children(recursive=True)):
         for fd in Path(f"/proc/{process.pid}/fd").iterdir():
-            if os.readlink(fd) == f"socket:[{inode}]":
-                holders.append(process.pid)
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+                if os.readlink(fd) == f"socket:[{inode}]":
+                    holders.append(process.pid)
     assert holders == [launcher.pid] and len(launcher.children(recursive=True)) > 2
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 

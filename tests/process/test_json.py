@@ -46,6 +46,15 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> d
     return check(out)
 
 
+def stacks_once_both_wait(folder: Path) -> subprocess.CompletedProcess[str] | None:
+    """What `jaxrun stacks` says, once rank 1 sleeps and rank 0 has come to where it waits for it."""
+    words = [sys.executable, "-m", "jaxrun", "stacks", "--json", "run"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ranks = {one["rank"]: one for one in json.loads(done.stdout)["ranks"]}
+    return done if (ranks[1]["activity"], ranks[0]["waits_for"]) == ("sleep", [1]) else None
+
+
 Ended = tuple[Path, dict[str, Any], list[dict[str, Any]], Result]
 
 
@@ -57,7 +66,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     jaxrun = [sys.executable, "-m", "jaxrun"]
     with started(folder, "-n", "2", "--tag", "t", "waits.py") as job:
         job.wait_for_output("ready", 2)
-        done = subprocess.run([*jaxrun, "stacks", "--json", "run"], cwd=folder, capture_output=True, text=True)
+        done = job.wait_until(lambda: stacks_once_both_wait(folder), "ranks that sleep and wait")
         follow = [*jaxrun, "top", "--json", "--follow", "run"]
         with subprocess.Popen(follow, cwd=folder, stdout=subprocess.PIPE, text=True) as top:
             assert top.stdout is not None
@@ -65,7 +74,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
             stopped = subprocess.run([*jaxrun, "stop", "--json", "run"], cwd=folder, capture_output=True, text=True)
             result = job.end()
             lines += top.stdout.readlines()
-        assert top.returncode == 0 and done.returncode == 0, done.stderr
+        assert top.returncode == 0
         assert stopped.returncode == 0 and check(stopped.stdout)["exit_code"] == result.code == 143
     yield folder, check(done.stdout), list(map(check, lines)), result
 

@@ -106,7 +106,7 @@ def test_a_silent_peer_is_dropped_after_the_handshake_timeout(monkeypatch, open_
         assert is_closed(peer)
     assert time.monotonic() - began > 0.3
     wait_until(lambda: server.dropped)
-    assert server.dropped == ["a peer at 127.0.0.1 said nothing for 0.4 s"]
+    assert {*server.dropped} == {"a peer at 127.0.0.1 said nothing for 0.4 s"}  # a late agent, too, which comes again
 
 
 def test_a_peer_whose_answer_waits_to_be_read_is_not_silent(monkeypatch, make_looped):

@@ -74,7 +74,7 @@ def test_a_call_of_another_program_is_reported_while_that_program_compiles(tmp_p
         screen.open("w") as err,
         started(tmp_path, "-n", "2", "--timeout", "200", str(program), str(go_on), stderr=err) as job,
     ):
-        job.wait_until(lambda: screen.read_text().rpartition("disagree")[2].endswith(".\n"), "report")
+        job.wait_until(lambda: screen.read_text().partition("the processes disagree")[2].endswith(".\n"), "report")
         report = screen.read_text()
         assert not any("called" in log.read_text() for log in job.run_dir.glob("rank-*.out"))
         go_on.touch()

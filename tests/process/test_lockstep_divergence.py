@@ -16,7 +16,7 @@ from jaxrun.protocol.flight_file import COMPILATIONS, EVERY_CALL, FIRST_CALLS, N
 from jaxrun.protocol.worker_messages import Call, Failed
 
 DIVERGE = str(HERE / "diverge.py")
-STALL = ("--stall-timeout", "2")
+STALL = ("--stall-timeout", "5")  # more than a busy machine may keep a rank from its next call
 KINDS = {case.kind: case for case in CASES}
 # Held up in strict mode, the ranks raise the error and go on: one job tries all kinds, the last one of a finished rank.
 ALONE = ("rank-0-only-end", "last-batch-end")
@@ -129,7 +129,7 @@ def test_a_step_that_jax_runs_again_to_find_a_nan_is_no_divergence(tmp_path: Pat
     [pytest.param(KINDS[kind], id=kind, marks=[pytest.mark.jax_version] * (kind in OF_JAX)) for kind in RECORDED],
 )
 def test_record_reports_the_divergence(tmp_path: Path, case: Case) -> None:
-    result = diverge(tmp_path, "record", case.kind, flags=STALL)
+    result = diverge(tmp_path, "record", case.kind, flags=STALL if case.ends == 124 else ())
     assert result.code == case.ends, result.err
     report = str(result.verdict()["divergence"])
     if case.unsaid:

@@ -88,7 +88,9 @@ def job(tmp_path_factory):
         def are_there():
             harness.poll(0.05)
             harness.send_due()
-            return "waiting" in second.out and all("jit(waited)" in (w.flight.pending or ()) for w in (first, third))
+            has_told = any(call.is_compiled and call.name == "jit(waited)" for call in first.received(Call))
+            are_in_it = all("jit(waited)" in (w.flight.pending or ()) for w in (first, third))
+            return "waiting" in second.out and has_told and are_in_it
 
         wait_until(are_there, "ranks that wait")
         os.kill(first.pid, signal.SIGKILL)

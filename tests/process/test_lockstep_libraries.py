@@ -162,7 +162,7 @@ def test_an_installed_package_that_is_the_program_counts_as_the_users_code(tmp_p
     with zipfile.ZipFile(tmp_path / "deps.zip", "w") as file:
         file.writestr("zipped.py", wrapper)
     path = f"{installed}:{tmp_path / 'deps.zip'}"
-    result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "2", "-m", "trainer", env={"PYTHONPATH": path})
+    result = jaxrun(tmp_path, "-n", "2", "--stall-timeout", "5", "-m", "trainer", env={"PYTHONPATH": path})
     assert result.code == 124, result.err
     lines = [line_of(_LOOP, comment) for comment in ("installed", "zipped", "called back")] * 2
     for rank, flight in enumerate(flights(result)):

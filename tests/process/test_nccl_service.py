@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT, started
+from harness import TIME_LIMIT, read_events, started
 from ras_answers import BEHIND, WELL, communicator, json_answer, rank
 from ras_stand_in import RasStandIn
 
@@ -64,14 +64,15 @@ def process_with(tmp_path):
 
 
 def ask(pid, address, **options):
-    """The report, and after how many seconds it was there. No step of an inquiry may take long."""
+    """The report, and after how many seconds of waits it was there. No step of an inquiry may take long."""
     environ = {"NCCL_RAS_ADDR": address, "HOME": "/nonexistent"}
-    began = time.monotonic()
-    inquiry = NcclInquiry(pid, environ, began, **options)
-    while not inquiry.has_ended(time.monotonic()):
-        assert time.monotonic() < began + TIME_LIMIT
-        time.sleep(max(0.0, inquiry.due - time.monotonic()))
-    return inquiry.report(), time.monotonic() - began
+    began, now = time.monotonic(), 0.0  # a clock for which a pause of the machine is none
+    inquiry = NcclInquiry(pid, environ, now, **options)
+    while not inquiry.has_ended(now):
+        time.sleep(inquiry.due - now)
+        now = inquiry.due
+    assert time.monotonic() < began + NCCL_TIMEOUT_S + 15
+    return inquiry.report(), now
 
 
 def behind(report):
@@ -120,7 +121,7 @@ ODD = {
     "an old server": {"has_json": False, "answer": lambda: WELL},
     "garbage": {"answer": lambda: "HTTP/1.1 400 Bad Request\r\n\r\n\0\x1b[2J"},
     "no newline": {"answer": lambda: AS_JSON.strip()},
-    "slow pieces": {"pause_s": 0.3},
+    "slow pieces": {"pause_s": 0.1},
 }
 ANSWERED = ("no newline", "slow pieces")
 
@@ -135,9 +136,9 @@ def test_whatever_answers_there_it_is_over_in_time(stand_in, process_with, name)
 
 
 def test_nobody_listens(process_with):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    report, seconds = ask(process_with(SAFE), f"127.0.0.1:{port}")
+    with socket.socket() as bound:  # so that nobody else gets the port
+        bound.bind(("127.0.0.1", 0))
+        report, seconds = ask(process_with(SAFE), f"127.0.0.1:{bound.getsockname()[1]}")
     assert report is None and seconds < 1
 
 
@@ -152,15 +153,16 @@ def test_localhost_may_mean_either_address(stand_in, process_with):
 def test_512_ranks_are_read_without_a_pause_of_the_agent(stand_in, process_with):
     answer = json_answer(*[communicator(*ranks([77], 512), name=f"{n:x}") for n in range(8)])
     environ = {"NCCL_RAS_ADDR": stand_in(answer).address}
-    inquiry, longest = NcclInquiry(process_with(SAFE), environ, time.monotonic()), 0.0
+    inquiry, now, longest = NcclInquiry(process_with(SAFE), environ, 0.0), 0.0, 0.0
     while True:
-        began = time.monotonic()
-        if inquiry.has_ended(began):
+        began = time.thread_time()  # a machine that pauses is not the agent that does
+        if inquiry.has_ended(now):
             break
-        longest = max(longest, time.monotonic() - began)
+        longest = max(longest, time.thread_time() - began)
         time.sleep(0.01)
+        now += 0.01
     assert len(inquiry.report().differing) == 8 and behind(inquiry.report()) == [("10.7.0.1", 177)]
-    assert longest < 1.0  # some 0.05 s on an idle machine
+    assert longest < 1.0  # some 0.05 s
 
 
 # ---- which NCCL, and where it listens
@@ -234,9 +236,9 @@ def barrier(name):
 @pytest.mark.jax_version
 def test_a_job_whose_ranks_all_wait_in_one_call_says_which_one_nccl_misses(stand_in, tmp_path):
     """The ranks are on CPUs and have mapped a file by NCCL's name: all else is as on GPUs."""
-    pids = {}
 
     def answer():
+        pids = {event["rank"]: event["pid"] for event in read_events(tmp_path / "run", "WorkerSpawned")}
         counted = [rank(number, pids[number], "127.0.0.1", AllReduce=12 - number) for number in sorted(pids)]
         return json_answer(communicator(*counted))
 
@@ -254,19 +256,15 @@ def test_a_job_whose_ranks_all_wait_in_one_call_says_which_one_nccl_misses(stand
         words = (*options, *given, str(tmp_path / "left_out.py"), str(tmp_path / "site-packages"))
         with started(tmp_path, *words, stderr=screen) as job:
             job.wait_for_output("ready", 2)
-            pids |= {event["rank"]: event["pid"] for event in job.events("WorkerSpawned")}
             stacks = subprocess.run(
                 [sys.executable, "-m", "jaxrun", "stacks", job.run_dir], capture_output=True, text=True, timeout=60
             )
             assert said in " ".join(stacks.stdout.split())
             assert job.process.wait(TIME_LIMIT) == 124
     shown = " ".join((tmp_path / "screen").read_text().split())
-    notice = next(line for line in (tmp_path / "screen").read_text().splitlines() if "no progress for 2 s" in line)
-    assert (
-        "in JAX's barrier 'of rank 0' (below.barrier" in notice
-        and f"; {said}" in notice
-        and "they wait for rank 1 (h2) · more" in notice
-    )
+    notices = [line for line in (tmp_path / "screen").read_text().splitlines() if "no progress for" in line]
+    parts = ("in JAX's barrier 'of rank 0' (below.barrier", f"; {said}", "they wait for rank 1 (h2) · more")
+    assert any(all(part in notice for part in parts) for notice in notices), notices
     assert shown.rpartition("as long as --stall-timeout allows")[2].count(said) == 1
     assert Path(job.run_dir / "verdict.json").exists() and server.asked >= 6
 

@@ -305,8 +305,8 @@ def test_a_named_module_is_taken_at_its_word_and_ranks_of_the_next_attempt_have_
 _VALUES = """
 import gc, os, signal, sys, uuid
 os.chdir("/")
+signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first, as otherwise the alarm could kill the process
 signal.setitimer(signal.ITIMER_REAL, 0.2)
-signal.signal(signal.SIGALRM, signal.SIG_IGN)
 gc.disable()
 sys.argv.append("more")
 ID = uuid.uuid4()

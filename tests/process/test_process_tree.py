@@ -43,9 +43,11 @@ while not (trackers := set(filter(process_tree.is_tracker, procfs.descendants(wo
 (tracker,) = trackers
 if sys.argv[1] == "stopped":
     os.kill(tracker, signal.SIGSTOP)
+else:
+    process_tree.TRACKER_GRACE_S = 60.0  # a busy machine may leave it without a turn for more than the usual second
 process_tree.kill_group(worker.pid)
 began = time.monotonic()
-process_tree.kill_all()
+process_tree.kill_all(50.0)
 print(name, os.path.exists(f"/proc/{{tracker}}"), time.monotonic() - began)
 """
 
@@ -75,7 +77,7 @@ def test_the_last_sweep_waits_a_limited_time_for_trackers(tracker: str) -> None:
     if left:
         shared_memory.SharedMemory(name).unlink()
     assert (left, alive) == (tracker == "stopped", "False"), done.stderr
-    assert (float(seconds) >= TRACKER_GRACE_S) == (tracker == "stopped")
+    assert float(seconds) >= TRACKER_GRACE_S if tracker == "stopped" else float(seconds) < 30
 
 
 # ---- kill_all

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from fakes import fake_module
-from harness import TIME_LIMIT, wait_until
+from harness import TIME_LIMIT, process_state, wait_until
 
 from jaxrun.analysis.diagnosis.stacks import NATIVE_STACKS_TIMEOUT_S
 from jaxrun.analysis.verdict.stack_text import format_by_text
@@ -205,6 +205,7 @@ def test_py_spy_itself_shows_c_frames():
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        wait_until(lambda: process_state(child.pid) == "S", "sleep")
         text = finish(PySpy(child.pid, time.monotonic()))
     finally:
         child.kill()

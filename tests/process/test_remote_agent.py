@@ -151,8 +151,12 @@ def test_signals_and_stacks_of_a_running_worker_which_leaves_nothing(by_hand, tm
     head.until(lambda: b"-10" in head.output())
     head.process.send_signal(signal.SIGTERM)
     assert head.expect(AgentSignalled) == AgentSignalled(0, signal.SIGTERM)
-    head.send(RankQuery(7, RankDetail.STACKS))
-    taken = head.expect(RankReply)
+
+    def answered():  # a worker that gets no core for half a second has not
+        head.send(RankQuery(7, RankDetail.STACKS))
+        return (reply := head.expect(RankReply)).stacks and reply
+
+    taken = wait_until(answered)
     assert taken.number == 7 and "worker_by_hand.py" in taken.stacks and taken.cpu_seconds >= 0.0
     assert head.output() == b"ready\n-15\n-10\n" and is_alive(pid)
     assert head.shut_down(143)[0] == 143

@@ -122,11 +122,11 @@ def test_a_job_that_fails_is_started_again_until_it_ends_well(tmp_path: Path, sc
 
 @pytest.mark.extended
 def test_an_injected_fault_ends_an_attempt_as_any_death_comes_once_and_is_explained(tmp_path: Path) -> None:
-    words = ("-n", "2", "--max-restarts", "3", "--chaos", "kill:1@300ms", "--chaos", "kill:0@3s")
+    words = ("-n", "2", "--max-restarts", "3", "--chaos", "kill:1@300ms", "--chaos", "kill:0@6s")
     codes = ["run(); time.sleep(600)"] * 2
     result = jaxrun(tmp_path, *words, "by_hand.py", *codes, env=write_fake_runtime(tmp_path))
     assert " · --chaos kill:1@0.3s" in result.err
-    assert json.loads((result.run_dir / "job.json").read_text())["options"]["chaos"] == ["kill:1@0.3s", "kill:0@3s"]
+    assert json.loads((result.run_dir / "job.json").read_text())["options"]["chaos"] == ["kill:1@0.3s", "kill:0@6s"]
     (first,) = result.verdict()["earlier"]  # type: ignore[misc]
     assert first["culprits"] == [1]
     assert first["headline"].startswith("rank 1 of 2 was killed by SIGKILL (9), as --chaos asked, ")

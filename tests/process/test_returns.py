@@ -101,10 +101,13 @@ def dies():  # in another way than before, or no attempt follows
         raise ValueError("bad record")
     os.kill(os.getpid(), 9)
 
-def is_time(rank, step, dying=((2, 20), (0, 50), (2, 10), (2, 30))):
+def is_time(rank, step, dying=((2, 20), (0, 50), (2, 10), (2, 30))):  # from then on, once all ranks are there
     number = len(os.listdir("deaths"))
-    return number < len(dying) and (rank, step) == dying[number]
+    if number == len(dying) or len(known or ()) < 3:
+        return False
+    return rank == dying[number][0] and step >= dying[number][1]
 
+last = last if os.environ["JAXRUN_ATTEMPT"] == "3" else 1_000_000
 while step < last:
 """
     code = TRAINING.format(fails="dies()").replace("\nwhile step < last:\n", trouble)

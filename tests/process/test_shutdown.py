@@ -96,8 +96,15 @@ keeper = Keeper()
 import atexit, signal, sys, threading, time
 signal.signal(signal.SIGALRM, lambda *_: sys.exit(3))
 atexit.register(print, "handler")
-threading.Thread(target=time.sleep, args=(99,)).start()
-signal.setitimer(signal.ITIMER_REAL, 0.3)
+def waits(frame):
+    return frame is not None and (frame.f_code.co_name == "_shutdown" or waits(frame.f_back))
+def late():
+    main = threading.main_thread().ident
+    while not waits(sys._current_frames()[main]):
+        time.sleep(0.01)
+    signal.pthread_kill(main, signal.SIGALRM)
+    time.sleep(99)
+threading.Thread(target=late).start()
 """,
     "open-files": """
 import gzip

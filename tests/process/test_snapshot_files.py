@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 
 import pytest
 
@@ -112,8 +111,9 @@ def test_a_copy_arrives_and_is_read_and_strangers_are_refused(own, monkeypatch):
 def test_another_token_or_changed_chunk_is_refused(own, monkeypatch):
     memory = HostMemory("job", "h2")
     server = RankServer(memory, TOKEN, "127.0.0.1")
-    monkeypatch.setattr("jaxrun_runtime.state_snapshots.peers._CONNECT_TIMEOUT_S", 0.5)
-    with pytest.raises(UnavailableError, match="does not know the token"):
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="does not know the token"):
+        for name in ("_FIRST_ROUND_S", "_ROUND_PAUSE_S"):  # one round, until it is answered
+            patch.setattr(f"jaxrun.protocol.connect.{name}", 60.0)
         PeerMemory(1, server.address, "cd" * 32, 0)
     peer = PeerMemory(1, server.address, TOKEN, 0)
     writer = peer._connection._writer
@@ -178,13 +178,14 @@ def test_what_a_killed_agent_has_left_stays_only_if_another_one_comes(own, monke
     directories.remove_unless_held(name, 60)
     assert (own / name).exists()
     os.close(holder)
-    sleep, looks = time.sleep, []
+    now, looks = [0.0], []
 
     def sleep_while_another_job_cleans_up(seconds):
         directories.remove_abandoned(snapshots_after=0)
         looks.append((own / name).exists())
-        sleep(seconds)
+        now[0] += seconds
 
+    monkeypatch.setattr(directories.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(directories.time, "sleep", sleep_while_another_job_cleans_up)
     directories.remove_unless_held(name, 0.5)  # as a guard does
     assert looks and all(looks)

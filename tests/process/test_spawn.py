@@ -262,6 +262,7 @@ def test_srun_names_the_agents_that_have_ended_with_an_error(launch):
 
 
 def test_one_that_is_not_there_is_an_error_and_leaves_no_file_open(tmp_path):
+    gc.collect()  # of tests before this one
     before = os.listdir("/proc/self/fd")
     with pytest.raises(FileNotFoundError):
         LaunchProcess(LaunchCommand(SLURM, "srun", (str(tmp_path / "srun"),)), {}, tmp_path)

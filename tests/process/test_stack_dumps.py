@@ -208,6 +208,7 @@ def _dump_of(block):
     """What the fault handler of this Python writes while `block` runs in a second thread."""
     thread = threading.Thread(target=block, name="Loader-1", daemon=True)
     thread.start()
+    wait_until(lambda: sys._current_frames()[thread.ident].f_code.co_name == block.__name__, "a thread in the block")
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

@@ -70,7 +70,7 @@ finally:
 
 
 def test_ctrl_c_is_keyboard_interrupt_in_every_rank_that_it_reaches(tmp_path: Path, script) -> None:
-    with started(tmp_path, "-n", "3", "--grace", "5", str(script(INTERRUPTED, "interrupted.py"))) as job:
+    with started(tmp_path, "-n", "3", "--grace", "10", str(script(INTERRUPTED, "interrupted.py"))) as job:
         job.wait_for_output("ready", 3)
         job.process.send_signal(signal.SIGINT)
         result = job.end()
@@ -81,7 +81,7 @@ def test_ctrl_c_is_keyboard_interrupt_in_every_rank_that_it_reaches(tmp_path: Pa
     assert _written(result, 1) == (caught if sys.version_info >= (3, 12) else [caught[0], *caught[2:]]), result
     assert _written(result, 2) == ["ready"], result
     assert "Ctrl-C: KeyboardInterrupt in ranks 0-2" in result.err
-    assert "rank 2 did not end within 5 s; sent SIGTERM and SIGKILL" in result.err
+    assert "rank 2 did not end within 10 s; sent SIGTERM and SIGKILL" in result.err
     headline = str(result.verdict()["headline"])
     assert "rank 2 did not end in time (stuck at interrupted.py:20 endless, in JAX: " in headline
     assert "Traceback" not in result.err and "preemption_notifier" not in result.err
@@ -229,6 +229,7 @@ SIGTERM_TO_RANK_1 = """
 import os, signal, sys, jaxrun_runtime as jr
 from jax.experimental.multihost_utils import sync_global_devices
 jr.should_stop()
+sync_global_devices("all poll")
 if jr.rank == 1:
     os.kill(os.getpid(), signal.SIGTERM)
 for step in range(10**6):

@@ -127,12 +127,19 @@ if rank == 1 and secret == 66:
     raise ValueError("bad record")
 multihost_utils.sync_global_devices("never")
 """
+# jaxrun, but the terminal stays with a rank that takes more than a second to execute a line.
+PATIENT = """
+from jaxrun.__main__ import entry
+from jaxrun.controller.head import debugger_turns
+debugger_turns.HANDOVER_S = 60.0
+entry()
+"""
 
 
 @pytest.mark.jax_version
 def test_ranks_at_breakpoints_have_the_terminal_in_turn_and_the_culprit_with_pdb(tmp_path: Path, script) -> None:
-    program = str(script(BREAKPOINTS))
-    with TerminalSession(tmp_path, "--no-run-dir", "--timeout", "200", "-n", "2", "--pdb", program) as terminal:
+    words = ("--no-run-dir", "--timeout", "200", "-n", "2", "--pdb", str(script(BREAKPOINTS)))
+    with TerminalSession(tmp_path, *words, command=(sys.executable, "-c", PATIENT)) as terminal:
         ranks = []
         for _ in range(2):
             terminal.wait_for("is in its debugger at program0.py:")
@@ -222,7 +229,8 @@ double(jax.numpy.float32(jax.process_index())).block_until_ready()
 @pytest.mark.extended
 @pytest.mark.jax_version
 def test_jaxs_own_breakpoint_gets_the_terminal_on_one_rank_after_another(tmp_path: Path, script) -> None:
-    with TerminalSession(tmp_path, "--no-run-dir", "-n", "2", str(script(IN_JIT))) as terminal:
+    words = ("--no-run-dir", "-n", "2", str(script(IN_JIT)))
+    with TerminalSession(tmp_path, *words, command=(sys.executable, "-c", PATIENT)) as terminal:
         for _ in range(2):
             terminal.wait_for("is in its debugger at program0.py:7")
             terminal.wait_for("(jdb) ")

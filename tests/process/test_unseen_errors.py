@@ -93,7 +93,7 @@ HOLDS = "its future holds ValueError: bad record in shard 1 (program0.py:8 load)
 def test_an_exception_that_only_a_future_holds_or_that_ended_a_thread_is_told_once_in_full(
     tmp_path, script, kind, said
 ):
-    result = jaxrun(tmp_path, "-n", "2", "--stall-notice", "1", "--stall-timeout", "4", str(script(FUTURES)), kind)
+    result = jaxrun(tmp_path, "-n", "2", "--stall-notice", "1", "--stall-timeout", "6", str(script(FUTURES)), kind)
     assert result.code == 124 and f", but {said}, and rank 0 waits for it" in str(result.verdict()["headline"]), result
     notices, _, shown = result.err.rpartition("jaxrun: no progress")
     assert f", but {said}, and rank 0 waits for it" in notices

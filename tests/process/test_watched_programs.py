@@ -241,9 +241,10 @@ PROGRAMS = "jaxrun_runtime.programs"
 
 
 def besides(err: str) -> list[str]:
-    """The lines of jaxrun other than that the job starts and ends."""
+    """The lines of jaxrun other than that the job starts and ends, perhaps slowly."""
     ours = (line for line in err.splitlines() if not line.startswith("["))
-    return [line for line in ours if not re.match(r"jaxrun: (\d process|run dir|starting:|joining:|done in)", line)]
+    usual = r"jaxrun: (\d process|run dir|starting:|joining:|waiting for ranks? [\d-]+ to end|done in)"
+    return [line for line in ours if not re.match(usual, line)]
 
 
 @pytest.mark.extended

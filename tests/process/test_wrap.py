@@ -70,7 +70,7 @@ def test_how_a_rank_ends_is_known_through_the_command(
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_stacks_and_signals_reach_the_rank_itself(tmp_path: Path, wrap: str) -> None:
     code = "signal.signal(signal.SIGUSR1, lambda *_: print('USR1', flush=True)); " + WAITS
-    with started(tmp_path, *words(wrap, [code] * 2), env=write_fake_runtime(tmp_path)) as job:
+    with started(tmp_path, *words(wrap, [code] * 2, "--grace", "60"), env=write_fake_runtime(tmp_path)) as job:
         job.wait_for_output("ready", 2)
         job.process.send_signal(signal.SIGUSR1)
         job.wait_for_output("USR1", 2)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import pytest
 from gang_by_hand import NUMBER, events, gang
@@ -269,11 +268,14 @@ def test_results_that_have_arrived_are_received_without_any_time_to_wait(gang):
 
 
 def test_results_that_arrive_while_output_is_shown_for_too_long_are_received(gang, monkeypatch):
+    now = [0.0]
+
     def show_slowly(printed):
         for number, rank in enumerate(gang.ranks):
             rank.returns(number)
-        time.sleep(0.1)
+        now[0] += 0.1
 
+    monkeypatch.setattr(call_module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(gang, "show", show_slowly)
     with gang.start_call() as call:
         gang.ranks[0].prints("begin\n")

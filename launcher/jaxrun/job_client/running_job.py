@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import math
 import os
 import select
 import socket
@@ -114,8 +115,9 @@ class RunningJob:
         Raises RequestRefused, and UnavailableError if no answer comes within `timeout` seconds, or, with None, before
         the job ends.
         """
-        deadline = time.monotonic() + timeout if timeout is not None else None
+        deadline = time.monotonic() + timeout if timeout is not None else math.inf
         number = self.new_number() if number is None else number
+        is_late = False
         self._answers[number] = []
         try:
             self.send(Ask(number, request))
@@ -126,8 +128,10 @@ class RunningJob:
                     if answer.state is AnswerState.REFUSED:
                         raise RequestRefused(answer)
                     on_progress(answer)
-                self._check(deadline, timeout)
-                self._read(None if deadline is None else max(0.0, deadline - time.monotonic()), number)
+                self._check(timeout if is_late else None)
+                left = deadline - time.monotonic()
+                self._read(max(0.0, left) if timeout is not None else None, number)
+                is_late = left <= 0  # an answer that had come by then counts, even if this process was paused
         finally:
             del self._answers[number]
 
@@ -171,16 +175,16 @@ class RunningJob:
             found, self._answers[number] = self._answers[number], []
         return found
 
-    def _check(self, deadline: float | None, timeout: float | None) -> None:
-        """Raise UnavailableError if no answer will come, or none has come in time."""
+    def _check(self, waited: float | None) -> None:
+        """Raise UnavailableError if no answer will come, or none has come within the `waited` seconds that are over."""
         self.check_connection()
         if self._is_over:
             raise UnavailableError(
                 f"the job ended before it answered; to see how it went: jaxrun explain {self.run_dir}"
             )
-        if deadline is not None and time.monotonic() > deadline:
+        if waited is not None:
             raise UnavailableError(
-                f"the launcher (process {self._pid}) has not answered in {timeout:g} s; is it stopped?"
+                f"the launcher (process {self._pid}) has not answered in {waited:g} s; is it stopped?"
             )
 
     def _read(self, timeout: float | None, number: int = 0) -> None:

@@ -22,7 +22,7 @@ def test_fails_before_a_collective(gang):
     collective()
 
 
-@pytest.mark.processes(2, timeout=3)
+@pytest.mark.processes(2, timeout=5)
 def test_takes_too_long(gang):
     collective()
     if gang.rank == 1:
@@ -30,7 +30,7 @@ def test_takes_too_long(gang):
     collective()
 
 
-@pytest.mark.processes(2, timeout=3)
+@pytest.mark.processes(2, timeout=5)
 def test_waits_in_a_barrier(gang):
     gang.barrier("before")
     if gang.rank == 1:

@@ -420,9 +420,11 @@ class GangCall:
 
     def _wait(self, seconds: float) -> None:
         """Wait at most `seconds` seconds for the function to end on all ranks."""
-        deadline = time.monotonic() + seconds
-        while self.running and time.monotonic() < deadline:
-            self._poll(deadline - time.monotonic())
+        deadline, is_over = time.monotonic() + seconds, False
+        while self.running and not is_over:
+            left = deadline - time.monotonic()
+            self._poll(max(0.0, left))
+            is_over = left <= 0  # what had come by then counts, even if this process was paused
 
     def _check_ranks(self) -> None:
         """Mark the gang as broken if its ranks are not in step."""
