@@ -100,12 +100,13 @@ def instead(arguments: str, before: str = "") -> str:
     [
         (f"rm -rf {ENVIRONMENT}", [FAR_PYTHON]),
         (instead('-S "$@"'), ["No module named", "jaxrun"]),
+        (instead('-S "$@"', "sleep 2\n"), ["No module named", "jaxrun"]),
         (
             OTHER_JAXRUN + instead('"$@"', f"PYTHONPATH={ENVIRONMENT}/path "),
             ["h2 has jaxrun 9.9", f"the launcher has jaxrun {jaxrun.__version__}"],
         ),
     ],
-    ids=["no Python", "no jaxrun", "another jaxrun"],
+    ids=["no Python", "no jaxrun", "no jaxrun, and the other host has come", "another jaxrun"],
 )
 def test_a_host_with_another_installation_is_named_with_what_is_wrong(
     typed: Typed, bed: Bed, host: str, words: tuple[str, ...], changes: str, named: list[str]

@@ -261,6 +261,22 @@ def test_srun_names_the_agents_that_have_ended_with_an_error(launch):
     assert ended(launch("echo 'srun: error: h1: task 0: Killed'", engine=SLURM)).failed_agents() == set()
 
 
+ENDS_A_STEP = """srun: error: h2: task 1: Exited with exit code 2
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+slurmstepd-h1: error: *** STEP 1.0 ON h1 CANCELLED AT 2026-11-30T16:22:08 ***
+srun: error: h1: task 0: Terminated
+"""
+REASON = "slurmstepd-h2: error: execve(): /opt/env/bin/python: No such file or directory\n"
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_where_srun_has_lost_why_an_agent_failed_it_is_said_how_to_see_it(launch, is_lost):
+    command = ended(launch(f"printf '%s' '{ENDS_A_STEP}{'' if is_lost else REASON}'", engine=SLURM))
+    hint = f"\nh2 has not said why, or srun has lost it; to see it, type in this job: srun -N1 -n1 -w h2 {sys.executable} -c "
+    for text in (command.describe_failed_start(), command.describe_failure({0: "h1", 1: "h2"}, [0])):
+        assert text.endswith(f"{hint}'import jaxrun'") == is_lost and (REASON.strip() in text) != is_lost, text
+
+
 def test_one_that_is_not_there_is_an_error_and_leaves_no_file_open(tmp_path):
     gc.collect()  # of tests before this one
     before = os.listdir("/proc/self/fd")

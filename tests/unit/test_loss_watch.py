@@ -15,15 +15,17 @@ from jaxrun.spec.job.job import Job
 from jaxrun.spec.job.plan import LaunchCommand
 
 ENDED = StartFailed("mpirun ended with status 1 before the job was over")
+NOT_STARTED = StartFailed("srun could not start all agents")
 CLOSED = "the connection to its agent was closed"
 SILENT = "nothing was heard from its host for 2 s"
 
 
 def roster_of(size, *, silent=(), failed=(), unreported=()):
-    """The roster of a job of so many ranks, an agent each: all have reported but some, and these are lost or fail."""
+    """The roster of a job of so many ranks, an agent each: all have reported but some, and some are lost or fail."""
     job = Job(program=("train.py",), backend="slurm", platform="cpu", processes=size)
     plan = plan_remote(job, {}, "ab" * 16, LaunchCommand(SLURM, "srun", ()), ["h1"] * size)
-    roster = seated(plan, range(size), reported=set(range(size)) - {*unreported})
+    there = set(range(size)) - {*unreported}
+    roster = seated(plan, there, reported=there)
     for agent in silent:
         roster.lose(agent, SILENT, is_silent=True)
     for rank in failed:
@@ -36,8 +38,9 @@ class Launch:
 
     failed, was_killed = True, False
 
-    def __init__(self, status, *, agents_stay, engine, output=""):
+    def __init__(self, status, *, agents_stay, engine, output="", failed_agents=()):
         self.status = status
+        self.failed_agents = lambda: {*failed_agents}
         self.output = output
         self.command = LaunchCommand(engine, "mpirun", (), survive_host_loss=agents_stay)
 
@@ -49,6 +52,9 @@ class Launch:
 
     def describe_failure(self, hosts, reported):
         return ENDED.text
+
+    def describe_failed_start(self):
+        return NOT_STARTED.text
 
 
 class Hosts:
@@ -70,9 +76,11 @@ class Hosts:
 class Losses:
     """A LossWatch of a job of four ranks; `told` are the events that reach its head."""
 
-    def __init__(self, launch_status=None, *, agents_stay=False, engine=OPEN_MPI, output="", stderr="", unreported=()):
+    def __init__(
+        self, launch_status=None, *, agents_stay=False, engine=OPEN_MPI, output="", stderr="", unreported=(), failed=()
+    ):
         self.clock = Clock()
-        self.launch = Launch(launch_status, agents_stay=agents_stay, engine=engine, output=output)
+        self.launch = Launch(launch_status, agents_stay=agents_stay, engine=engine, output=output, failed_agents=failed)
         self.hosts = Hosts(self.clock)
         self.roster = roster_of(4, unreported=unreported)
         self.watch = LossWatch(
@@ -149,6 +157,14 @@ def test_the_end_of_a_launch_command_is_the_end_of_a_job_whose_agents_do_not_sta
     losses.hold(ask=True)
     losses.tell()
     assert losses.told == [ENDED]
+
+
+@pytest.mark.parametrize("failed", [{3}, {0}, set()], ids=["by a bad host", "by another that had come", "by a person"])
+def test_a_signal_to_the_others_is_the_launch_commands_that_could_not_start_one(failed):
+    losses = Losses(engine=SLURM, unreported={3}, failed=failed)
+    losses.hold(AgentSignalled(0, 15), ask=True)
+    losses.tell()
+    assert losses.told == [*[NOT_STARTED] * (3 in failed), AgentSignalled(0, 15)]
 
 
 @pytest.mark.parametrize("ended_before", [True, False], ids=["in an earlier attempt", "in this one"])

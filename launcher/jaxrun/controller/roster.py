@@ -419,6 +419,15 @@ class Roster:
         """Return the seats with ranks whose agents have not reported in this attempt."""
         return [seat for seat in self.with_ranks() if not seat.has_reported]
 
+    def not_started(self) -> set[AgentId]:
+        """Return the agents with ranks that the launch command has not started yet.
+
+        Its output also says how agents ended that had come. It may do so late, when the job awaits their hosts or has
+        other agents in their places.
+        """
+        called = (seat for seat in self.unreported() if seat.state is SeatState.CALLED)
+        return {seat.agent for seat in called if seat.link is None}
+
     def lost_spares(self) -> dict[str, str]:
         """Return the spare hosts that were lost while they waited, with reasons."""
         return {seat.host: seat.why for seat in reversed(self.waiting()) if seat.state is SeatState.LOST}

@@ -158,7 +158,7 @@ class LaunchProcess:
         """Describe that it could not start all agents, but continues."""
         said = self.last_lines()
         explained = self.command.engine.explains_itself
-        return said if explained else f"{self.title} could not start all agents; it said:\n{said}"
+        return said if explained else f"{self.title} could not start all agents; it said:\n{said}{self._hint}"
 
     def describe_end(self) -> str:
         """Write `srun (Slurm 22.05.8) ended with status 1`."""
@@ -177,7 +177,12 @@ class LaunchProcess:
         lacking = f"\nnot heard from: {format_ranks_on_hosts(missing, hosts)}" if missing and reported else ""
         if not reported and named:
             lacking = f"\nthat is {format_ranks_on_hosts(named, hosts)}"
-        return f"{self.describe_end()} before the job was over{said}{lacking}"
+        return f"{self.describe_end()} before the job was over{said}{lacking}{self._hint}"
+
+    @property
+    def _hint(self) -> str:
+        hint = self._read_tail().hint
+        return f"\n{hint}" if hint else ""
 
     def close(self) -> str:
         """Release it; returns a text for the user, if there is one."""

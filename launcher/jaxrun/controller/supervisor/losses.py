@@ -124,6 +124,9 @@ class LossWatch:
             reported = {rank for seat in roster.with_ranks() if seat.has_reported for rank in seat.ranks}
             text = StartFailed(launch.describe_failure(hosts, reported))
             end = LaunchEnd(text, launch.failed, launch.was_killed, self._find_mpi_abort())
+        elif launch.status is None and launch.failed_agents() & roster.not_started():
+            # It ends the agents that it has started by a signal, and waits for them.
+            end = LaunchEnd(StartFailed(launch.describe_failed_start()), failed=True)
         held, self._held = self._held, []
         self.deadline, self._asked = None, False
         explained = explain_losses(held, roster, end)
@@ -154,7 +157,7 @@ class LaunchEnd(Struct, frozen=True):
     """How the launch command ended.
 
     event:       tells it to the head
-    failed:      it ended of its own accord, with an error
+    failed:      it ended of its own accord, with an error, or is about to
     was_killed:  after that its daemons may end everything that they started, by SIGTERM
     mpi_abort:   that a rank called MPI_Abort, for which the launch command has killed all agents
     """

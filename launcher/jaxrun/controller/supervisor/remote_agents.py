@@ -545,17 +545,12 @@ class RemoteAgents:
         elif text and self._plan.job.verbose:
             self._output.print_line(text.decode(errors="replace"))
         # One that outlives its agents does not end if it cannot start one of them; any other says why once it ends.
-        if text and self._launch.command.survive_host_loss and self._launch.failed_agents() & self._not_started():
+        if (
+            text
+            and self._launch.command.survive_host_loss
+            and self._launch.failed_agents() & self._roster.not_started()
+        ):
             self._head.handle(StartFailed(self._launch.describe_failed_start()))
-
-    def _not_started(self) -> set[AgentId]:
-        """Return the agents that the launch command has not started yet.
-
-        The launch command's output also says how agents ended that had come. It may do so late, when the job awaits
-        their hosts or has other agents in their places.
-        """
-        called = (seat for seat in self._roster.unreported() if seat.state is SeatState.CALLED)
-        return {seat.agent for seat in called if seat.link is None}
 
     # ---- signals
 

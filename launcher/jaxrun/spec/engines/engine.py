@@ -90,11 +90,13 @@ class LaunchOutput(Struct, frozen=True):
     lines:          what is meant for people
     failed_agents:  the agents that could not be started, where the command continues without them
     named_ranks:    the ranks about which the command complains
+    hint:           how to learn why an agent has failed, where the command does not say so; else empty
     """
 
     lines: Sequence[str]
     failed_agents: frozenset[AgentId] = frozenset()
     named_ranks: Sequence[int] = ()
+    hint: str = ""
 
 
 def read_plain_output(text: str) -> LaunchOutput:

@@ -6,6 +6,8 @@ nothing.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 
 from jaxrun.errors import UsageError
@@ -17,7 +19,8 @@ from jaxrun.text import parse_ranks
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # steps from here on are salloc's shell, the batch script and the like
 _BATCH_SCRIPT = lazy_pattern(r"slurmstepd: \[[^\]]*\.batch\]")  # Slurm's daemon, the parent of a batch script
 # "srun: error: h2: tasks 1-2,5: Exited with exit code 69"
-_FAILED_TASKS = lazy_pattern(r"(?m)^srun: error: \S+: tasks? ([0-9,-]+): Exited with exit code")
+_FAILED_TASKS = lazy_pattern(r"(?m)^srun: error: (\S+): tasks? ([0-9,-]+): Exited with exit code")
+_NO_REASON = lazy_pattern(r"srun: |slurmstepd\S*: error: \*\*\* |\s*$")  # a line that does not say why a task failed
 
 
 def _launch_id(environ: Environ) -> str:
@@ -71,8 +74,17 @@ def _mpi_env(environ: Environ) -> dict[str, str]:
 
 
 def _read_output(text: str) -> LaunchOutput:
-    numbers = [part for found in _FAILED_TASKS.findall(text) for part in parse_ranks(found, "srun's tasks")]
-    return LaunchOutput(text.splitlines(), frozenset(AgentId(number) for part in numbers for number in part))
+    failed, lines = _FAILED_TASKS.findall(text), text.splitlines()
+    numbers = [part for _, tasks in failed for part in parse_ranks(tasks, "srun's tasks")]
+    is_unexplained = failed and all(map(_NO_REASON.match, lines))
+    hint = _describe_lost_reason(failed[0][0]) if is_unexplained else ""
+    return LaunchOutput(lines, frozenset(AgentId(number) for part in numbers for number in part), hint=hint)
+
+
+def _describe_lost_reason(host: str) -> str:
+    """As srun ends a step, it may lose what its tasks have written last: in 1 of 15 runs of Slurm 22.05."""
+    command = ("srun", "-N1", "-n1", "-w", host, sys.executable, "-c", "import jaxrun")
+    return f"{host} has not said why, or srun has lost it; to see it, type in this job: {shlex.join(command)}"
 
 
 SLURM = Engine(
