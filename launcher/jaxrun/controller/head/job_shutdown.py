@@ -336,7 +336,7 @@ class JobShutdown:
         then = self._describe_kill(now)
         given_up_at = self._state.timers.at(Timer.UNANSWERED)
         if given_up_at is not None:
-            then = f", which was sent SIGKILL; jaxrun gives it up in {given_up_at - now:.0f} s"
+            then = f", which was sent SIGKILL; jaxrun gives it up in {max(0.0, given_up_at - now):.0f} s"
         is_stopping = self._state.phase is JobPhase.STOPPING  # rank 0 may only be kept alive for the others
         ranks = (is_stopping and self._workers.live_reported) or self._workers.live
         return f"waiting for {format_ranks_on_hosts(ranks, self._workers.hosts)} to end{then}"
