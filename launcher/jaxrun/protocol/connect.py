@@ -132,14 +132,21 @@ def _try_all(
     failures: dict[str, str],
     check: Callable[[], None],
 ) -> ConnectionAttempt | None:
-    """Try each address once; start the next attempt while the previous one has not answered."""
+    """Try each address once; start the next attempt while the previous one has not answered.
+
+    An address whose turn has not come by the deadline is tried then, so that each is in the error.
+    """
     waiting = list(head.addresses)
     attempts: list[ConnectionAttempt] = []
     next_start = 0.0
     try:
-        while (waiting or attempts) and (now := time.monotonic()) <= deadline:
+        while waiting or attempts:
+            now = time.monotonic()
+            is_late = now > deadline
+            if is_late and not waiting:
+                break
             check()
-            if waiting and (not attempts or now >= next_start):
+            if waiting and (not attempts or now >= next_start or is_late):
                 address = waiting.pop(0)
                 try:
                     attempts.append(ConnectionAttempt(address, head.token, number, purpose))
