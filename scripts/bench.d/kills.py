@@ -37,7 +37,7 @@ from state import Place  # noqa: E402
 ONE_HOST = Engine("one host", "none")  # neither MPI nor Slurm
 LIMIT_S = 10.0  # after the kill
 _PAUSE_S = 0.05  # between two looks
-_SETTLED_S = 0.5  # without any process: one look may miss a process that starts another and ends
+_EMPTY_LOOKS = 10  # in a row, without any process: one look may miss a process that starts another and ends
 _STARTED = ("nothing", "agents", "workers")  # by the time of the kill
 _WORDS = ("--init-timeout", "60", MISBEHAVE, "--rank", "-1", "--hang")
 _ON_ONE_HOST = (sys.executable, "-m", "jaxrun", "-n", str(len(HOSTS)), "--platform", "cpu")
@@ -107,12 +107,15 @@ class Launch:
     def watch(self, limit: float) -> tuple[float | None, list[Process]]:
         """Return the seconds until nothing is left, checked for a while; or None, and the processes that are left."""
         killed = seen = time.monotonic()
-        while time.monotonic() < min(seen + _SETTLED_S, killed + limit):
-            if self.left():
-                seen = time.monotonic()
+        empty = 0
+        while True:
+            left, now = self.left(), time.monotonic()
+            seen, empty = (now, 0) if left else (seen, empty + 1)
+            if empty == _EMPTY_LOOKS:
+                return seen - killed, []
+            if left and now > killed + limit:
+                return None, left
             time.sleep(_PAUSE_S)
-        left = self.left()
-        return (None if left else seen - killed), left
 
     def left(self) -> list[Process]:
         """Return all processes on the hosts, except Slurm's daemons and the process that keeps the allocation."""
