@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 
 import jaxrun
 
+WAIT_FOR_ONE = re.compile(r"rank 1 \(h2\) sleeps at .*ranks 0, 2\b.*wait\s+for\s+it\s+in\s+JAX", re.DOTALL)
 DEAF = 1000.0  # seconds; longer than the test waits
 
 
@@ -63,7 +65,7 @@ def main() -> None:
             seen["died"] = [error.rank, error.host, error.status]
         try:
             with gang.start_call(leave_alone, 1) as call:
-                while "rank 1 (h2) sleeps" not in gang.stacks():
+                while not WAIT_FOR_ONE.search(gang.stacks()):
                     time.sleep(0.2)
                 call.results(0.1)
         except jaxrun.CallTimeout as error:
