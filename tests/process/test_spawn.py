@@ -272,9 +272,10 @@ REASON = "slurmstepd-h2: error: execve(): /opt/env/bin/python: No such file or d
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_where_srun_has_lost_why_an_agent_failed_it_is_said_how_to_see_it(launch, is_lost):
     command = ended(launch(f"printf '%s' '{ENDS_A_STEP}{'' if is_lost else REASON}'", engine=SLURM))
-    hint = f"\nh2 has not said why, or srun has lost it; to see it, type in this job: srun -N1 -n1 -w h2 {sys.executable} -c "
+    command_line = f"srun -N1 -n1 -w h2 {sys.executable} -c 'import jaxrun'"
+    hint = f"\nh2 has not said why, or srun has lost it; to see it, type in this job: {command_line}"
     for text in (command.describe_failed_start(), command.describe_failure({0: "h1", 1: "h2"}, [0])):
-        assert text.endswith(f"{hint}'import jaxrun'") == is_lost and (REASON.strip() in text) != is_lost, text
+        assert text.endswith(hint) == is_lost and (REASON.strip() in text) != is_lost, text
 
 
 def test_one_that_is_not_there_is_an_error_and_leaves_no_file_open(tmp_path):
