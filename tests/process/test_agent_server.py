@@ -548,8 +548,10 @@ def hear_srun(server, client, line):
 def test_an_agent_that_srun_could_not_start_ends_the_attempt(waiting):
     first, _ = waiting.connect(0)
     report(waiting, first, 0)
-    hear_srun(waiting, first, EXITED)
-    wanted = f"srun could not start all agents; it said:\n  {EXITED}"
+    reason = "jaxrun: rank 1 on h2 found no head of the job within 60 s"
+    for line in (reason, EXITED):
+        hear_srun(waiting, first, line)
+    wanted = f"srun could not start all agents; it said:\n  {reason}\n  {EXITED}"
     assert waiting.events[1:] == [StartFailed(wanted)]
 
 
