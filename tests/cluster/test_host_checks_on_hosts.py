@@ -13,7 +13,7 @@ from cluster_fixture import HOSTS, READY, RUNS, Bed, Job
 from harness import extended, write_fake_runtime
 from launch_modes import LAUNCHED, MPICH, OPEN_MPI_5, OPENSSH, PYTHON, SLURM, Engine, LaunchMode, ssh_env
 
-# In the place of ssh: the job's own mpirun fails after that of the spare host, as the job ends with it.
+# Stands in for ssh. The job's own mpirun fails after the spare host's mpirun, because the job ends with it.
 NO_ROUTE = """#!/bin/sh
 case "$*" in *h2*) until grep -q "spare host h3 is lost" {err}; do sleep 0.1; done ;; esac
 echo no route >&2

@@ -66,7 +66,7 @@ def process_with(tmp_path):
 def ask(pid, address, **options):
     """The report, and after how many seconds of waits it was there. No step of an inquiry may take long."""
     environ = {"NCCL_RAS_ADDR": address, "HOME": "/nonexistent"}
-    began, now = time.monotonic(), 0.0  # a clock for which a pause of the machine is none
+    began, now = time.monotonic(), 0.0  # a pause of the machine does not advance this clock
     inquiry = NcclInquiry(pid, environ, now, **options)
     while not inquiry.has_ended(now):
         time.sleep(inquiry.due - now)

@@ -113,8 +113,8 @@ def test_a_smaller_job_keeps_the_agents_of_the_hosts_that_are_left():
     assert assign_agents(TWO, without("h2", "h4", "h5")) == {0: (0,), 1: (1,), 4: (2,), 5: (3,)}
 
 
-# While the job goes on: the host that is lost, the spare ones, the agents that wait there, and which of them get which
-# ranks; of the others nothing changes.
+# While the job runs: the lost host, the spare hosts, the agents that wait there, and the agents that get its ranks.
+# Nothing changes for the other agents.
 REPLACED = {
     "one agent for each rank": ("h2", "h4 h5", {6: "h4", 7: "h4"}, False, {6: (2,), 7: (3,)}),
     "the first spare host that has enough": ("h2", "h4 h5", {6: "h4", 8: "h5", 9: "h5"}, False, {8: (2,), 9: (3,)}),

@@ -117,21 +117,19 @@ class RunningJob:
         """
         deadline = time.monotonic() + timeout if timeout is not None else math.inf
         number = self.new_number() if number is None else number
-        is_late = False
         self._answers[number] = []
         try:
             self.send(Ask(number, request))
             while True:
+                left = deadline - time.monotonic()  # an answer that has come counts, even after a pause of this process
+                self._read(max(0.0, left) if timeout is not None else None, number)
                 for answer in self._fetch(number):
                     if answer.state is AnswerState.DONE:
                         return answer
                     if answer.state is AnswerState.REFUSED:
                         raise RequestRefused(answer)
                     on_progress(answer)
-                self._check(timeout if is_late else None)
-                left = deadline - time.monotonic()
-                self._read(max(0.0, left) if timeout is not None else None, number)
-                is_late = left <= 0  # an answer that had come by then counts, even if this process was paused
+                self._check(timeout if left <= 0 else None)
         finally:
             del self._answers[number]
 

@@ -140,13 +140,10 @@ def _try_all(
     attempts: list[ConnectionAttempt] = []
     next_start = 0.0
     try:
-        while waiting or attempts:
-            now = time.monotonic()
-            is_late = now > deadline
-            if is_late and not waiting:
-                break
+        while waiting or (attempts and time.monotonic() <= deadline):
             check()
-            if waiting and (not attempts or now >= next_start or is_late):
+            now = time.monotonic()
+            if waiting and (not attempts or now >= min(next_start, deadline)):
                 address = waiting.pop(0)
                 try:
                     attempts.append(ConnectionAttempt(address, head.token, number, purpose))

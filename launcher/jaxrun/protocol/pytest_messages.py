@@ -9,7 +9,7 @@
       Gathered            ─────────▶                           when all ranks have sent theirs
       PeerLost            ─────────▶                           when one never will
                           ◀─────────    FaultRequest           gang.kill or pause
-                          ◀─────────    DebuggerQuestion           with --pdb, after a failure
+                          ◀─────────    DebuggerQuestion       with --pdb, after a failure
       DebuggerDecision    ─────────▶
                           ◀────────▶    DebuggerOutput, DebuggerReadRequest, DebuggerInput, DebuggerClosed
                                         (debugger_messages.py)

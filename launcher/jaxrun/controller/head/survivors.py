@@ -71,7 +71,7 @@ class Survivors:
         return self._returns.why_not(rank, leaves=leaves) if self._takes_back(rank) else ""
 
     def _takes_back(self, rank: int) -> bool:
-        """Whether to start this rank, which fails, again: not after its program or that of rank 0 has ended well."""
+        """Whether to start this failing rank again: no longer once its program, or rank 0's, has ended well."""
         workers = self._state.workers
         return self._returns.most > 0 and bool(workers.working_of((0,))) and not workers.has_finished(rank)
 

@@ -132,7 +132,7 @@ class LaunchProcess:
         return self.status == -signal.SIGKILL
 
     def failed_agents(self) -> set[AgentId]:
-        """Return the agents that have failed, by the output of a launch command that continues without them."""
+        """Return the agents that have failed, according to the output of the launch command."""
         return set(self._read_tail().failed_agents)
 
     def _read_tail(self) -> LaunchOutput:

@@ -545,11 +545,8 @@ class RemoteAgents:
         elif text and self._plan.job.verbose:
             self._output.print_line(text.decode(errors="replace"))
         # One that outlives its agents does not end if it cannot start one of them; any other says why once it ends.
-        if (
-            text
-            and self._launch.command.survive_host_loss
-            and self._launch.failed_agents() & self._roster.not_started()
-        ):
+        survives = self._launch.command.survive_host_loss
+        if text and survives and self._launch.failed_agents() & self._roster.not_started():
             self._head.handle(StartFailed(self._launch.describe_failed_start()))
 
     # ---- signals

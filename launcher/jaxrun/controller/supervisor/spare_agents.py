@@ -44,13 +44,12 @@ class SpareAgents:
 
     def add(self, link: LinkId, report: AgentReport) -> list[Action]:
         """Add the agent at this connection to those that wait, or print why the job cannot use its host."""
-        if reason := self._find_fault(report):
-            what = (
-                f"{report.host} cannot be taken back" if self._by_hand else f"spare host {report.host} cannot be used"
-            )
-            self._print_line(f"jaxrun: {what}: {reason}")
-            if self._by_hand:
-                return self._roster.turn_away(link, f"the job cannot use {report.host}: {reason}")
+        reason = self._find_fault(report)
+        if reason and self._by_hand:
+            self._print_line(f"jaxrun: {report.host} cannot be taken back: {reason}")
+            return self._roster.turn_away(link, f"the job cannot use {report.host}: {reason}")
+        if reason:
+            self._print_line(f"jaxrun: spare host {report.host} cannot be used: {reason}")
         self._roster.add_report(report, unusable=reason)
         self.prepare()
         return []

@@ -420,11 +420,12 @@ class GangCall:
 
     def _wait(self, seconds: float) -> None:
         """Wait at most `seconds` seconds for the function to end on all ranks."""
-        deadline, is_over = time.monotonic() + seconds, False
-        while self.running and not is_over:
+        deadline = time.monotonic() + seconds
+        while self.running:
             left = deadline - time.monotonic()
             self._poll(max(0.0, left))
-            is_over = left <= 0  # what had come by then counts, even if this process was paused
+            if left <= 0:  # what has come counts, even after a pause of this process
+                return
 
     def _check_ranks(self) -> None:
         """Mark the gang as broken if its ranks are not in step."""

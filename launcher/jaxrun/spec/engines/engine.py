@@ -88,7 +88,7 @@ class LaunchOutput(Struct, frozen=True):
     """What a launch command has printed, as its engine reads it.
 
     lines:          what is meant for people
-    failed_agents:  the agents that could not be started, where the command continues without them
+    failed_agents:  the agents that could not be started
     named_ranks:    the ranks about which the command complains
     hint:           how to learn why an agent has failed, where the command does not say so; else empty
     """

@@ -82,7 +82,7 @@ def _read_output(text: str) -> LaunchOutput:
 
 
 def _describe_lost_reason(host: str) -> str:
-    """As srun ends a step, it may lose what its tasks have written last: in 1 of 15 runs of Slurm 22.05."""
+    """Return how to see why a task failed there: srun may lose a task's last words (seen with Slurm 22.05)."""
     command = ("srun", "-N1", "-n1", "-w", host, sys.executable, "-c", "import jaxrun")
     return f"{host} has not said why, or srun has lost it; to see it, type in this job: {shlex.join(command)}"
 
